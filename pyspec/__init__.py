@@ -1,0 +1,113 @@
+"""Speculative decoding for GGUF models: a draft proposes tokens, the target checks them in one pass.
+
+Importing pyspec opens no native library, starts no thread and prints nothing; that happens at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .config import ContextParams, ModelParams, SamplingParams, SpeculationParams
+from .errors import (
+    AbiMismatchError,
+    BackendError,
+    BackendLoadError,
+    BackendNotFoundError,
+    ClosedError,
+    ConfigError,
+    ContextFullError,
+    DecodeAborted,
+    DecodeFailed,
+    InvalidBatchError,
+    ModelLoadError,
+    NativeAbortError,
+    NativeError,
+    PyspecError,
+    RollbackError,
+    UnsupportedError,
+    VocabMismatchError,
+)
+from .stats import DrafterStats, PhaseTimes, SpecStats
+
+if TYPE_CHECKING:
+    from .backends import build_info, devices, quantize
+    from .drafters import Drafter
+    from .engine import Engine
+    from .llm import LLM, GenerationResult, Piece, Usage
+    from .runtime import Batch, Context, Evaluator, Model, Vocab
+
+__all__ = [
+    "LLM",
+    "AbiMismatchError",
+    "BackendError",
+    "BackendLoadError",
+    "BackendNotFoundError",
+    "Batch",
+    "ClosedError",
+    "ConfigError",
+    "Context",
+    "ContextFullError",
+    "ContextParams",
+    "DecodeAborted",
+    "DecodeFailed",
+    "Drafter",
+    "DrafterStats",
+    "Engine",
+    "Evaluator",
+    "GenerationResult",
+    "InvalidBatchError",
+    "Model",
+    "ModelLoadError",
+    "ModelParams",
+    "NativeAbortError",
+    "NativeError",
+    "PhaseTimes",
+    "Piece",
+    "PyspecError",
+    "RollbackError",
+    "SamplingParams",
+    "SpecStats",
+    "SpeculationParams",
+    "UnsupportedError",
+    "Usage",
+    "Vocab",
+    "VocabMismatchError",
+    "__version__",
+    "build_info",
+    "devices",
+    "quantize",
+]
+
+# names that need compiled modules or NumPy work are imported when they are asked for
+_LAZY = {
+    "LLM": "llm",
+    "GenerationResult": "llm",
+    "Piece": "llm",
+    "Usage": "llm",
+    "Engine": "engine",
+    "Drafter": "drafters",
+    "Batch": "runtime",
+    "Context": "runtime",
+    "Evaluator": "runtime",
+    "Model": "runtime",
+    "Vocab": "runtime",
+    "build_info": "backends",
+    "devices": "backends",
+    "quantize": "backends",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pyspec' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,259 @@
+"""From options to a running engine: load models, plan drafters, make contexts, connect them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import backends
+from .config import ContextParams, ModelParams, SpeculationParams, default_n_threads
+from .drafters import choose, registry
+from .drafters.base import Drafter, Plan
+from .drafters.gguf import read_header
+from .engine import Engine
+from .errors import ConfigError
+from .runtime import Context, Model
+from .types import Requirements
+
+__all__ = ["Assembly", "Options", "assemble", "load_models"]
+
+log = logging.getLogger("pyspec")
+
+#: n_ctx = 0 means the model's training length, up to this many tokens: caches of long-context models are large.
+N_CTX_DEFAULT_MAX = 4096
+
+#: Recurrent snapshots are kept for drafts up to this length; longer ones use checkpoints.
+N_RS_SEQ_MAX = 16
+
+Progress = Callable[[float], "bool | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What :class:`pyspec.LLM` was given, sorted by where it goes. ``n_ctx`` is per sequence here."""
+
+    speculation: tuple[str, ...]
+    n_ctx: int
+    target_model: ModelParams
+    draft_model: ModelParams
+    context: ContextParams
+    draft_context: Mapping[str, Any]
+    params: SpeculationParams
+
+    @classmethod
+    def sort(cls, speculation: str | Sequence[str], n_ctx: int, options: Mapping[str, Any]) -> Options:
+        """Distribute keyword options over the option classes; ``draft_*`` goes to the draft.
+
+        Raises:
+            ConfigError: an option that nobody knows, or a bad value.
+        """
+        model_names, context_names, spec_names = ModelParams.names(), ContextParams.names(), SpeculationParams.names()
+        groups: dict[str, dict[str, Any]] = {"model": {}, "context": {}, "spec": {}, "draft_model": {}, "draft_ctx": {}}
+        for name, value in options.items():
+            base = name[6:] if name.startswith("draft_") else None
+            if name in spec_names:
+                groups["spec"][name] = value
+            elif name in model_names:
+                groups["model"][name] = value
+            elif name in context_names:
+                groups["context"][name] = value
+            elif base in model_names:
+                groups["draft_model"][base] = value
+            elif base in context_names:
+                groups["draft_ctx"][base] = value
+            else:
+                known = sorted(model_names | context_names | spec_names)
+                raise ConfigError(
+                    f"unknown option {name!r}; known are {', '.join(known)}, and draft_* for the draft's own"
+                )
+        names = (speculation,) if isinstance(speculation, str) else tuple(speculation)
+        if not all(isinstance(n, str) for n in names):
+            raise ConfigError(f"speculation must be a drafter name or a sequence of them, got {speculation!r}")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"speculation names a drafter twice: {', '.join(names)}")
+        if len(names) > 1 and {"auto", "off"} & set(names):
+            raise ConfigError("speculation 'auto' and 'off' stand alone")
+        for name in names:
+            if name not in ("auto", "off"):
+                registry.get(name)
+        target_model = ModelParams(**groups["model"])
+        # a draft lives where the target does unless told otherwise
+        shared = {k: v for k, v in groups["model"].items() if k in ("devices", "n_gpu_layers", "use_mmap", "main_gpu")}
+        ContextParams(**groups["draft_ctx"])
+        return cls(
+            speculation=names,
+            n_ctx=ContextParams(n_ctx=n_ctx).n_ctx,
+            target_model=target_model,
+            draft_model=ModelParams(**{**shared, **groups["draft_model"]}),
+            context=ContextParams(**groups["context"]),
+            draft_context=groups["draft_ctx"],
+            params=SpeculationParams(**groups["spec"]),
+        )
+
+
+def load_models(
+    model: str | os.PathLike[str] | Model,
+    draft: str | os.PathLike[str] | Model | None,
+    options: Options,
+    progress: Progress | None = None,
+) -> tuple[Model, Model | None, ExitStack]:
+    """Load what is given as a path; a Model stays its owner's. The stack closes what was loaded here."""
+    owned = ExitStack()
+    with ExitStack() as stack:
+        if not isinstance(model, Model):
+            params = options.target_model
+            wants_mtp = "draft-mtp" in options.speculation or (options.speculation == ("auto",) and draft is None)
+            if wants_mtp and read_header(model).get("nextn_predict_layers", 0):
+                params = replace(params, load_mtp=True)
+            model = stack.enter_context(Model(model, params, progress))
+        if draft is not None and not isinstance(draft, Model):
+            params = options.draft_model
+            if choose.kind_of_file(draft) == "draft-mtp":
+                params = replace(params, load_mtp=True)
+            draft = stack.enter_context(Model(draft, params, progress))
+        owned = stack.pop_all()
+    return model, draft, owned
+
+
+@dataclass(slots=True)
+class Assembly:
+    """An engine and the contexts it runs on. ``close()`` frees the contexts, not the models."""
+
+    engine: Engine
+    target: Context
+    drafts: list[Context]
+    names: tuple[str, ...]
+    n_seq: int
+    n_threads: int
+    pool: backends.ThreadPool | None
+
+    def abort(self) -> None:
+        """Stop the pass that runs now."""
+        for context in (self.target, *self.drafts):
+            context.abort()
+
+    def close(self) -> None:
+        """Free engine and contexts. Idempotent."""
+        self.engine.close()
+        for context in reversed(self.drafts):
+            context.close()
+        self.target.close()
+        if self.pool is not None:
+            self.pool.close()
+
+
+def _names(options: Options, target: Model, draft: Model | None) -> tuple[str, ...]:
+    if options.speculation == ("off",):
+        if draft is not None:
+            raise ConfigError("a draft was given but speculation is 'off': leave one of them out")
+        return ()
+    if options.speculation == ("auto",):
+        return (choose.choose(target, draft),)
+    return options.speculation
+
+
+def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -> Assembly:
+    """Make contexts, drafters and engine for ``n_seq`` sequences.
+
+    Raises:
+        ConfigError, VocabMismatchError, UnsupportedError: target, draft and options do not fit together.
+        NativeError: a context could not be made; what had been made is freed.
+    """
+    names = _names(options, target, draft)
+    classes = [registry.get(name) for name in names]
+    plans = [cls.plan(target, draft, options.params, n_seq) for cls in classes]
+    if draft is not None and not any(p.draft_context is not None for p in plans):
+        raise ConfigError(
+            f"a draft model was given but {', '.join(names)} does not use one: leave it out, or name one that does"
+        )
+    n_ctx = options.n_ctx or min(target.n_ctx_train or N_CTX_DEFAULT_MAX, N_CTX_DEFAULT_MAX)
+    n_draft = max((p.n_max for p in plans), default=0)
+    params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
+    n_threads = params.n_threads or default_n_threads()
+    n_threads_batch = params.n_threads_batch or n_threads
+    params = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
+    with ExitStack() as stack:
+        context = stack.enter_context(Context(target, params))
+        drafts: list[Context] = []
+        drafters: list[Drafter] = []
+        for cls, plan in zip(classes, plans):
+            draft_ctx: Context | None = None
+            if plan.draft_context is not None:
+                draft_ctx = stack.enter_context(_draft_context(draft or target, context, params, plan, options, n_seq))
+                drafts.append(draft_ctx)
+            context.require(plan.requirements)
+            drafters.append(cls(context, draft_ctx, options.params, n_seq))
+        pool = None
+        if max(n_threads, n_threads_batch) > 1:
+            pool = backends.ThreadPool(max(n_threads, n_threads_batch))
+            stack.callback(pool.close)
+            for c in (context, *drafts):
+                c.handle.attach_threadpool(pool)
+        engine = Engine(context, drafters, target.vocab.eog_tokens, n_ctx, drafts)
+        stack.pop_all()
+    return Assembly(engine, context, drafts, names, n_seq, n_threads, pool)
+
+
+def _target_params(
+    target: Model, options: Options, plans: Sequence[Plan], n_seq: int, n_ctx: int, n_draft: int
+) -> ContextParams:
+    needs: Requirements
+    base = options.context
+    n_batch = max(base.n_batch, n_seq)
+    n_rs_seq = max((needs.n_rs_seq for needs in (p.requirements for p in plans)), default=0)
+    if (target.is_recurrent or target.is_hybrid) and 0 < n_draft <= N_RS_SEQ_MAX:
+        n_rs_seq = max(n_rs_seq, n_draft)
+    n_rs_seq = max(base.n_rs_seq, min(n_rs_seq, max(base.n_ubatch - 2, 0)))
+    changes: dict[str, Any] = {
+        "n_ctx": n_ctx if base.kv_unified else n_ctx * n_seq,
+        "n_batch": n_batch,
+        "n_seq_max": n_seq,
+        "n_rs_seq": n_rs_seq if plans else base.n_rs_seq,
+    }
+    if not base.n_outputs_max:
+        # the compute buffer holds a row of logits for every output: no more than a verification needs
+        changes["n_outputs_max"] = min(n_batch, n_seq * (n_draft + 1))
+    params: ContextParams = base.override(**changes)
+    return params
+
+
+def _draft_context(
+    model: Model, target: Context, params: ContextParams, plan: Plan, options: Options, n_seq: int
+) -> Context:
+    given = dict(plan.draft_context or {})
+    other = target if given.pop("other", False) else None
+    own = dict(options.draft_context)
+    if own.get("n_ctx"):
+        own["n_ctx"] = own["n_ctx"] * (1 if params.kv_unified else n_seq)
+    else:
+        own.pop("n_ctx", None)
+    changes = {"n_rs_seq": 0, "n_outputs_max": 0, "cache_type_k": "f16", "cache_type_v": "f16", **given, **own}
+    # limits that the drafter does not care about follow what its batches may need
+    draft_params: ContextParams = params.override(**changes)
+    return Context(model, draft_params, other)
+
+
+def describe(assembly: Assembly, target: Model, draft: Model | None) -> dict[str, Any]:
+    """What is loaded and how it is set up, as plain values."""
+
+    def model_info(m: Model) -> dict[str, Any]:
+        return {"path": str(m.path), "size_bytes": m.size_bytes, "architecture": m.architecture, "type": m.file_type}
+
+    return {
+        "target": model_info(target),
+        "draft": model_info(draft) if draft is not None else None,
+        "speculation": list(assembly.names),
+        "n_threads": assembly.n_threads,
+        "context": assembly.target.describe(),
+        "draft_contexts": [c.describe() for c in assembly.drafts],
+    }
+
+
+def is_path(value: object) -> bool:
+    """True for what names a file."""
+    return isinstance(value, (str, os.PathLike)) and (Path(os.fspath(value)).exists() or os.sep in os.fspath(value))

@@ -1,0 +1,283 @@
+"""Every option: its default, its legal range, and the message when it is out of range.
+
+Names and defaults are llama.cpp's where llama.cpp has the option (``include/llama.h``, ``common/common.h``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from .errors import ConfigError
+
+__all__ = ["CACHE_TYPES", "ContextParams", "ModelParams", "SamplingParams", "SpeculationParams", "default_n_threads"]
+
+#: KV cache types by name, with ggml's type numbers.
+CACHE_TYPES: Mapping[str, int] = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+
+_FLASH_ATTN: Mapping[Any, int] = {"auto": -1, None: -1, False: 0, True: 1, "off": 0, "on": 1}
+
+
+def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f">= {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} must be {limit}, got {value}")
+
+
+def _check_float(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        raise ConfigError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}")
+
+
+def default_n_threads() -> int:
+    """CPUs this process may use: affinity mask, then cgroup v2 or v1 quota, never less than 1."""
+    try:
+        n = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity call
+        n = os.cpu_count() or 1
+    return max(1, min(n, _cgroup_cpus() or n))
+
+
+def _cgroup_cpus(root: str = "/sys/fs/cgroup") -> int | None:
+    try:
+        with open(f"{root}/cpu.max") as f:
+            quota, period = f.read().split()
+        return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass
+    try:
+        with open(f"{root}/cpu/cpu.cfs_quota_us") as f:
+            quota_us = int(f.read())
+        with open(f"{root}/cpu/cpu.cfs_period_us") as f:
+            period_us = int(f.read())
+        return None if quota_us <= 0 else max(1, math.ceil(quota_us / period_us))
+    except (OSError, ValueError):
+        return None
+
+
+class _Options:
+    """Shared by the option classes: replace by keyword with a helpful message."""
+
+    __slots__ = ()
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        return frozenset(f.name for f in fields(cls))  # type: ignore[arg-type]
+
+    def override(self, **changes: Any) -> Any:
+        """A copy with some options changed. Raises ConfigError for an unknown name or a bad value."""
+        unknown = sorted(set(changes) - self.names())
+        if unknown:
+            raise ConfigError(f"unknown option {unknown[0]!r}; {type(self).__name__} has: {', '.join(sorted(self.names()))}")
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParams(_Options):
+    """How a model file is loaded (``llama_model_params``).
+
+    Attributes:
+        n_gpu_layers: layers kept on the GPU; negative: all.
+        devices: device names to offload to, as ``pyspec devices`` lists them; None: all; empty: CPU only.
+        main_gpu: device index used for the whole model when ``split_mode`` is "none".
+        split_mode: "none", "layer", "row" or "tensor".
+        tensor_split: share of the model on each device; None: by free memory.
+        use_mmap: map the file instead of reading it. use_mlock: keep it in RAM.
+        check_tensors: validate tensor data while loading (slower; finds NaN and corrupt blocks).
+        use_extra_bufts: allow repacked weights; False makes 1-row and n-row kernels agree on K-quants.
+        vocab_only: load the tokenizer and metadata, no weights.
+        load_mtp: load the multi-token-prediction blocks too (``draft-mtp`` on the target's own file).
+    """
+
+    n_gpu_layers: int = -1
+    devices: tuple[str, ...] | None = None
+    main_gpu: int = 0
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] | None = None
+    use_mmap: bool = True
+    use_mlock: bool = False
+    check_tensors: bool = False
+    use_extra_bufts: bool = True
+    vocab_only: bool = False
+    load_mtp: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("n_gpu_layers", self.n_gpu_layers, -(2**31), 2**31 - 1)
+        _check_int("main_gpu", self.main_gpu, 0)
+        if self.split_mode not in ("none", "layer", "row", "tensor"):
+            raise ConfigError(f"split_mode must be 'none', 'layer', 'row' or 'tensor', got {self.split_mode!r}")
+        if self.devices is not None:
+            if isinstance(self.devices, str) or not all(isinstance(d, str) for d in self.devices):
+                raise ConfigError(f"devices must be a sequence of device names, got {self.devices!r}")
+            object.__setattr__(self, "devices", tuple(self.devices))
+        if self.tensor_split is not None:
+            object.__setattr__(self, "tensor_split", tuple(float(x) for x in self.tensor_split))
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams(_Options):
+    """How a context is made (``llama_context_params``; same names).
+
+    Attributes:
+        n_ctx: KV cells in all; 0: the model's training length. Split evenly over ``n_seq_max`` sequences unless
+            ``kv_unified``.
+        n_batch: most rows of one ``decode`` call. n_ubatch: most rows computed at once (<= n_batch).
+        n_seq_max: most sequences.
+        n_rs_seq: recurrent-state snapshots per sequence for rollback; 0: none.
+        n_outputs_max: most output rows of a micro-batch; 0: n_batch.
+        n_threads: threads for one row a pass; None: CPUs this process may use. n_threads_batch: for more rows;
+            None: same as n_threads.
+        ctx_type: "default" or "mtp".
+        rope_freq_base, rope_freq_scale, yarn_*: 0 (yarn: -1) means as the model says.
+        flash_attn: True, False or "auto".
+        cache_type_k, cache_type_v: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0" or "iq4_nl".
+        offload_kqv: KV cache on the GPU. op_offload: host tensor operations on the GPU.
+        swa_full: full-size cache for sliding-window layers.
+        kv_unified: one cache shared by all sequences.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_rs_seq: int = 0
+    n_outputs_max: int = 0
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    ctx_type: str = "default"
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_fast: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_orig_ctx: int = 0
+    flash_attn: bool | str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    offload_kqv: bool = True
+    op_offload: bool = True
+    swa_full: bool = False
+    kv_unified: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("n_ctx", self.n_ctx, 0, 2**31 - 1)
+        _check_int("n_batch", self.n_batch, 1, 2**31 - 1)
+        _check_int("n_ubatch", self.n_ubatch, 1, 2**31 - 1)
+        if self.n_ubatch > self.n_batch:
+            raise ConfigError(f"n_ubatch ({self.n_ubatch}) must not exceed n_batch ({self.n_batch})")
+        _check_int("n_seq_max", self.n_seq_max, 1, 256)
+        if self.n_batch < self.n_seq_max:
+            raise ConfigError(f"n_batch ({self.n_batch}) must be at least n_seq_max ({self.n_seq_max}): one row each")
+        _check_int("n_rs_seq", self.n_rs_seq, 0)
+        if self.n_rs_seq and self.n_ubatch < self.n_rs_seq + 2:
+            raise ConfigError(
+                f"n_ubatch ({self.n_ubatch}) must be at least n_rs_seq + 2 ({self.n_rs_seq + 2}): "
+                "the recurrent snapshots of a pass have to fit in one micro-batch"
+            )
+        _check_int("n_outputs_max", self.n_outputs_max, 0)
+        for name in ("n_threads", "n_threads_batch"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value, 1, 512)
+        if self.ctx_type not in ("default", "mtp"):
+            raise ConfigError(f"ctx_type must be 'default' or 'mtp', got {self.ctx_type!r}")
+        if not isinstance(self.flash_attn, (bool, str)) or self.flash_attn not in _FLASH_ATTN:
+            raise ConfigError(f"flash_attn must be True, False or 'auto', got {self.flash_attn!r}")
+        for name in ("cache_type_k", "cache_type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                raise ConfigError(f"{name} must be one of {', '.join(CACHE_TYPES)}; got {getattr(self, name)!r}")
+        if self.cache_type_v not in ("f32", "f16", "bf16") and self.flash_attn_code == 0:
+            raise ConfigError(f"cache_type_v={self.cache_type_v!r} needs flash attention; flash_attn is off")
+
+    @property
+    def flash_attn_code(self) -> int:
+        """llama.h's ``enum llama_flash_attn_type``: -1 auto, 0 off, 1 on."""
+        return _FLASH_ATTN[self.flash_attn]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(_Options):
+    """How one request is sampled (names as in vLLM).
+
+    Attributes:
+        max_tokens: most tokens to generate; None: until the model stops or the context is full. 0: none.
+        temperature: 0 is greedy: always the most likely token.
+        top_k: keep the k most likely tokens; 0: all. top_p: keep the smallest set with this much probability.
+        min_p: drop tokens less likely than min_p times the most likely one.
+        seed: None: a new one for each request. The same seed gives the same text, whatever else is in the batch.
+        stop: strings that end the text; they are not part of it.
+        ignore_eos: treat end-of-generation tokens as ordinary ones.
+        add_special: add the model's BOS (and EOS) to a text prompt as its metadata says.
+        parse_special: read the text of control tokens in a prompt as these tokens.
+        skip_special: leave control tokens out of the text.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    add_special: bool = True
+    parse_special: bool = True
+    skip_special: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 0)
+        _check_float("temperature", self.temperature, 0.0)
+        if math.isinf(self.temperature):
+            raise ConfigError("temperature must be finite")
+        _check_int("top_k", self.top_k, 0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        stop: str | Sequence[str] = self.stop
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(s, str) and s for s in stop):
+            raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams(_Options):
+    """Options of the drafters (``common_params_speculative`` of llama.cpp; same names and defaults).
+
+    Attributes:
+        n_max: most tokens drafted a step by a draft model. n_min: shorter drafts are dropped.
+        p_min: stop drafting at the first token less likely than this.
+        size_n: length of the n-gram looked up. size_m: most tokens proposed after it.
+        min_hits: how often the n-gram must have been seen.
+        backend_sampling: sample the draft on the device where it can.
+    """
+
+    n_max: int = 3
+    n_min: int = 0
+    p_min: float = 0.0
+    size_n: int = 12
+    size_m: int = 48
+    min_hits: int = 1
+    backend_sampling: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("n_max", self.n_max, 1, 1024)
+        _check_int("n_min", self.n_min, 0)
+        if self.n_min > self.n_max:
+            raise ConfigError(f"n_min ({self.n_min}) must not exceed n_max ({self.n_max})")
+        _check_float("p_min", self.p_min, 0.0, 1.0)
+        _check_int("size_n", self.size_n, 1, 1024)
+        _check_int("size_m", self.size_m, 1, 1024)
+        _check_int("min_hits", self.min_hits, 1)

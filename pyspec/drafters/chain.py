@@ -1,0 +1,113 @@
+"""Several drafters as one: in order of priority, the first that proposes something for a sequence wins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DecodeAborted
+from ..types import DraftRequest
+
+if TYPE_CHECKING:
+    from ..runtime import Batch
+    from .base import Drafter
+
+__all__ = ["DrafterChain"]
+
+log = logging.getLogger("pyspec")
+
+
+class DrafterChain:
+    """Asks drafters and keeps their mistakes from the engine.
+
+    A draft is only a hint, so a drafter may be wrong, never unsafe: what is too long is cut, so is everything from an
+    unknown token id on, and a drafter that raises is off for the sequences concerned until they end (counted in
+    ``stats.n_failed``, logged as a warning). Only an abort goes through: it is a request, not a failure.
+
+    Args:
+        drafters: in order of priority.
+        n_vocab: the target's vocabulary size.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], n_vocab: int) -> None:
+        self.drafters = tuple(drafters)
+        self.n_max = max((d.n_max for d in self.drafters), default=0)
+        self._n_vocab = n_vocab
+        self._failed: dict[int, set[Drafter]] = {}
+
+    def begin(self, seq: int, tokens: list[int]) -> None:
+        """A sequence starts, or starts over."""
+        for drafter in self.drafters:
+            if not self._is_off(drafter, seq):
+                try:
+                    drafter.run_begin(seq, tokens)
+                except Exception as e:
+                    self._fail(drafter, [seq], e)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Drafter]:
+        """Fill the requests; returns who won each sequence that has a draft."""
+        winners: dict[int, Drafter] = {}
+        for drafter in self.drafters:
+            asked = [r for r in requests if r.seq not in winners and not self._is_off(drafter, r.seq)]
+            if not asked:
+                continue
+            try:
+                drafter.run_draft(asked)
+            except Exception as e:
+                for r in asked:
+                    r.draft.clear()
+                self._fail(drafter, [r.seq for r in asked], e)
+            for r in asked:
+                del r.draft[r.n_max :]
+                for i, token in enumerate(r.draft):
+                    if not 0 <= token < self._n_vocab:
+                        del r.draft[i:]
+                        break
+                if r.draft:
+                    winners[r.seq] = drafter
+        return winners
+
+    def process(self, batch: Batch) -> None:
+        """Let all mirror the pass that the target has just evaluated."""
+        for drafter in self.drafters:
+            seqs = [seq for seq in batch.rows() if not self._is_off(drafter, seq)]
+            if seqs:
+                try:
+                    drafter.run_process(batch)
+                except Exception as e:
+                    self._fail(drafter, seqs, e)
+
+    def accept(self, seq: int, n_accepted: int, winner: Drafter | None, n_draft: int) -> None:
+        """Tell all how much of the verified draft holds, and whose it was."""
+        for drafter in self.drafters:
+            if not self._is_off(drafter, seq):
+                try:
+                    drafter.run_accept(seq, n_accepted, drafter is not winner, n_draft)
+                except Exception as e:
+                    self._fail(drafter, [seq], e)
+
+    def end(self, seq: int) -> None:
+        """The sequence is finished; its slot may be used by another one."""
+        self._failed.pop(seq, None)
+        for drafter in self.drafters:
+            try:
+                drafter.end(seq)
+            except Exception as e:
+                self._fail(drafter, [], e)
+
+    def close(self) -> None:
+        """Close all."""
+        for drafter in self.drafters:
+            drafter.close()
+
+    def _is_off(self, drafter: Drafter, seq: int) -> bool:
+        return drafter in self._failed.get(seq, ())
+
+    def _fail(self, drafter: Drafter, seqs: list[int], e: Exception) -> None:
+        if isinstance(e, DecodeAborted):
+            raise e
+        drafter.stats.n_failed += 1
+        log.warning("%s failed and is off for sequence(s) %s: %s", drafter.name, seqs, e, exc_info=e)
+        for seq in seqs:
+            self._failed.setdefault(seq, set()).add(drafter)

@@ -1,0 +1,301 @@
+"""The loop: draft, evaluate, verify, commit or roll back. Several sequences share each pass.
+
+A sequence's last token is always pending: the target has evaluated everything before it. A step evaluates it together
+with a draft for what follows, so every step emits one token at least.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from time import perf_counter_ns
+
+from .config import SamplingParams
+from .drafters.base import Drafter
+from .drafters.chain import DrafterChain
+from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError
+from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
+from .sampling import Verifier
+from .stats import SpecStats
+from .types import DraftRequest, FinishReason
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs sequences on one target, with drafters in order of priority. Not thread-safe: the caller holds a lock.
+
+    Args:
+        target: the model whose output it is.
+        drafters: asked in this order; the first that proposes something for a sequence wins. Empty: plain decoding.
+        eog_tokens: tokens that end a generation.
+        n_ctx: most positions of a sequence; 0: what the target has.
+        draft_evaluators: the drafters' own, so that a request to abort can be withdrawn from all.
+
+    Attributes:
+        stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
+    """
+
+    def __init__(
+        self,
+        target: Evaluator,
+        drafters: Seq[Drafter] = (),
+        eog_tokens: Collection[int] = (),
+        n_ctx: int = 0,
+        draft_evaluators: Seq[Evaluator] = (),
+    ) -> None:
+        self.target = target
+        self.chain = DrafterChain(drafters, target.n_vocab)
+        self.eog_tokens = frozenset(eog_tokens)
+        self.n_ctx = min(n_ctx or target.n_ctx_seq, target.n_ctx_seq)
+        self.stats = SpecStats(drafters=[d.stats for d in drafters])
+        self.closed = False
+        self._evaluators = (target, *draft_evaluators)
+        self._batch = Batch(target.n_batch)
+        self._verify = Verifier(target.n_vocab, target.n_batch)
+        self._waiting: deque[Sequence] = deque()
+        self._slots: list[Sequence | None] = [None] * target.n_seq_max
+        self._n_chunk = min(target.n_ubatch, target.n_batch)
+        self._n_rows_max = min(target.n_batch, target.n_outputs_max, target.memory.n_rows_max)
+        self._n_draft_max = min(self.chain.n_max, target.memory.n_draft_max)
+
+    # -- requests --
+
+    def submit(self, prompt: Seq[int], params: SamplingParams | None = None, text: TextStream | None = None) -> Sequence:
+        """Queue a request; :meth:`step` works on it. The caller reads ``pieces`` and must :meth:`release` it.
+
+        Raises:
+            ConfigError: the prompt is empty, too long for the context, or holds an unknown token id.
+        """
+        self.check_prompt(prompt)
+        seq = Sequence(list(prompt), params or SamplingParams(), text)
+        if seq.params.max_tokens == 0:
+            self._end(seq, "length")
+        else:
+            self._waiting.append(seq)
+        return seq
+
+    def check_prompt(self, prompt: Seq[int]) -> None:
+        """Raise what :meth:`submit` would raise for this prompt."""
+        if self.closed:
+            raise ClosedError("the engine is closed")
+        if not len(prompt):
+            raise ConfigError("the prompt has no tokens: pass some text, or a token id such as the model's BOS")
+        if len(prompt) > self.n_ctx:
+            raise ConfigError(f"the prompt has {len(prompt)} tokens, the context n_ctx = {self.n_ctx}: raise n_ctx")
+        for token in prompt:
+            if not 0 <= token < self.target.n_vocab:
+                raise ConfigError(f"token id {token} is out of range: the model has {self.target.n_vocab} tokens")
+
+    def release(self, seq: Sequence) -> None:
+        """End a sequence, if it still runs, and free its slot."""
+        if not seq.done:
+            self._end(seq, "cancelled")
+            self._leave(seq)
+
+    @property
+    def active(self) -> list[Sequence]:
+        """Sequences that have a slot."""
+        return [s for s in self._slots if s is not None]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self._waiting and not any(self._slots)
+
+    def close(self) -> None:
+        """End everything. Contexts and models are the caller's. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            for seq in [*self._waiting, *self.active]:
+                seq.error = seq.error or ClosedError("closed while generating")
+                self.release(seq)
+            self.chain.close()
+
+    # -- the loop --
+
+    def step(self) -> bool:
+        """Evaluate one chunk of a prompt and one draft of every running sequence. False when there is nothing to do.
+
+        Raises:
+            NativeError: a pass failed. The sequences are kept and start over from their tokens at the next step.
+        """
+        if self.closed:
+            raise ClosedError("the engine is closed")
+        cancelled = [s for s in (*self._waiting, *self.active) if s.cancelled]
+        for seq in cancelled:
+            self.release(seq)
+        if cancelled:
+            self._abort_clear()
+        self._admit()
+        active = self.active
+        if not active:
+            return False
+        try:
+            filling = next((s for s in active if s.prompt_pending), None)
+            if filling is not None:
+                self._prefill(filling)
+            ready = [s for s in active if not s.prompt_pending]
+            if ready:
+                self._decode_step(ready)
+        except BaseException as e:
+            # half-done caches are never used: whatever was interrupted starts over from its tokens
+            self._restart_all()
+            if not isinstance(e, DecodeAborted):
+                raise
+        return True
+
+    def _admit(self) -> None:
+        for i, slot in enumerate(self._slots):
+            if slot is None and self._waiting:
+                seq = self._waiting.popleft()
+                self._slots[i] = seq
+                seq.id = i
+                self._begin(seq)
+
+    def _begin(self, seq: Sequence) -> None:
+        seq.n_past = 0
+        self.target.memory.clear(seq.id)
+        self.chain.begin(seq.id, seq.tokens)
+
+    def _prefill(self, seq: Sequence) -> None:
+        """One chunk: a Ctrl-C is served between chunks, and the rows of a chunk belong to one sequence."""
+        t0 = perf_counter_ns()
+        n_past = seq.n_past
+        self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
+        self.chain.process(self._batch)
+        us = (perf_counter_ns() - t0) // 1000
+        for stats in (seq.stats, self.stats):
+            stats.n_prompt += seq.n_past - n_past
+            stats.times.prefill_us += us
+
+    def _evaluate(self, seq: Sequence, end: int) -> None:
+        """Put ``tokens[n_past:end]`` into the cache, without outputs."""
+        self._batch.clear()
+        self._batch.extend(seq.tokens[seq.n_past : end], seq.n_past, seq.id)
+        self.target.decode(self._batch)
+        seq.n_past = end
+
+    def _decode_step(self, seqs: list[Sequence]) -> None:
+        target, batch = self.target, self._batch
+        t0 = perf_counter_ns()
+        requests = self._requests(seqs)
+        winners = self.chain.draft(requests) if requests else {}
+        drafts = {r.seq: r.draft for r in requests}
+        t1 = perf_counter_ns()
+        batch.clear()
+        for seq in seqs:
+            draft = drafts.setdefault(seq.id, [])
+            if draft:
+                target.memory.checkpoint(seq.id, seq.n_past)
+            batch.extend([seq.tokens[-1], *draft], seq.n_past, seq.id, ALL)
+        target.decode(batch)
+        logits = target.logits()
+        t2 = perf_counter_ns()
+        self.chain.process(batch)
+        t3 = perf_counter_ns()
+        rows = batch.rows()
+        verdicts = [
+            self._verify(logits, rows[s.id][0], drafts[s.id], s.params, s.seed, len(s.tokens)) for s in seqs
+        ]
+        t4 = perf_counter_ns()
+        behind: list[tuple[Sequence, int]] = []
+        for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):
+            n_draft, winner = len(drafts[seq.id]), winners.get(seq.id)
+            n_keep, n_now = seq.n_past + 1 + n_acc, seq.n_past + 1 + n_draft
+            n_used = self._commit(seq, n_acc, emitted)
+            n_acc = min(n_acc, n_used)
+            if winner is not None:
+                seq.drafter_stats(winner.name).count(n_draft, n_acc)
+            for stats in (seq.stats, self.stats):
+                stats.count(n_draft, n_acc)
+                stats.n_output += n_used
+            self.chain.accept(seq.id, n_acc, winner, n_draft)
+            if seq.done:
+                self._leave(seq)
+            else:
+                seq.n_past = target.memory.rollback(seq.id, n_keep, n_now)
+                if seq.n_past < n_keep:
+                    behind.append((seq, n_keep))
+        for seq, n_keep in behind:
+            while seq.n_past < n_keep:
+                self._evaluate(seq, min(n_keep, seq.n_past + self._n_chunk))
+        self.stats.n_pass += 1 - len(seqs)
+        t5 = perf_counter_ns()
+        for stats in (self.stats, *(s.stats for s in seqs)):
+            t = stats.times
+            t.draft_us += (t1 - t0) // 1000
+            t.decode_us += (t2 - t1) // 1000
+            t.process_us += (t3 - t2) // 1000
+            t.verify_us += (t4 - t3) // 1000
+            t.rollback_us += (t5 - t4) // 1000
+
+    def _requests(self, seqs: list[Sequence]) -> list[DraftRequest]:
+        """Who may draft how much: limited by the pass, the cache, the context and the token budget."""
+        share = min(self._n_rows_max // len(seqs) - 1, self._n_draft_max)
+        requests = []
+        for seq in seqs if share > 0 else ():
+            n = min(share, self.n_ctx - seq.n_past - 1)
+            if seq.params.max_tokens is not None:
+                n = min(n, seq.params.max_tokens - seq.n_output - 1)
+            if n > 0:
+                request = DraftRequest(seq.id, seq.n_past, seq.tokens[-1], seq.tokens, n)
+                request.temperature = seq.params.temperature
+                requests.append(request)
+        return requests
+
+    def _commit(self, seq: Sequence, n_acc: int, emitted: list[int]) -> int:
+        """Take over the emitted tokens up to whatever ends the sequence; returns how many were taken."""
+        piece = Piece("")
+        reason: FinishReason | None = None
+        limit = seq.params.max_tokens
+        for i, token in enumerate(emitted):
+            seq.tokens.append(token)
+            piece.tokens.append(token)
+            piece.drafted.append(i < n_acc)
+            if token in self.eog_tokens and not seq.params.ignore_eos:
+                reason = "stop"
+            elif seq.text is not None:
+                piece.text += seq.text.push(token)
+                if seq.text.stopped:
+                    reason = "stop"
+            if reason is None and ((limit is not None and seq.n_output >= limit) or len(seq.tokens) > self.n_ctx):
+                reason = "length"
+            if reason is not None:
+                break
+        seq.drafted.extend(piece.drafted)
+        seq.pieces.append(piece)
+        if reason is not None:
+            self._end(seq, reason)
+        return len(piece.tokens)
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        tail = seq.text.flush() if seq.text is not None else ""
+        if not seq.pieces:
+            seq.pieces.append(Piece(""))
+        seq.pieces[-1].text += tail
+        seq.pieces[-1].finish_reason = reason
+        seq.finish_reason = reason
+
+    def _leave(self, seq: Sequence) -> None:
+        """Free the slot; its cache is emptied when the next sequence moves in."""
+        if seq.id >= 0:
+            self._slots[seq.id] = None
+            self.chain.end(seq.id)
+            seq.id = -1
+        elif seq in self._waiting:
+            self._waiting.remove(seq)
+
+    def _restart_all(self) -> None:
+        self._abort_clear()
+        for seq in self.active:
+            try:
+                self._begin(seq)
+            except PyspecError as e:  # the context is lost; nothing of this sequence can go on
+                seq.error = seq.error or e
+                self.release(seq)
+
+    def _abort_clear(self) -> None:
+        for evaluator in self._evaluators:
+            evaluator.abort_clear()

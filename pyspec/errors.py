@@ -1,0 +1,106 @@
+"""Every exception pyspec raises, in one tree.
+
+Each class also derives from the builtin a caller would expect to catch. A message names the option or file,
+the values on both sides, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: What a failed native call left behind: ``unchanged`` (retry is safe), ``partial`` (finished parts remain in the
+#: cache; query positions before going on) or ``lost`` (close the object).
+State = Literal["unchanged", "partial", "lost"]
+
+
+class PyspecError(Exception):
+    """Root of all pyspec exceptions."""
+
+
+class ConfigError(PyspecError, ValueError):
+    """An option, or a combination of options, that cannot work. Found before any native call."""
+
+
+class VocabMismatchError(ConfigError):
+    """Draft and target vocabularies do not fit; the message names the first difference."""
+
+
+class BackendError(PyspecError):
+    """Something about the native libraries or devices."""
+
+
+class BackendNotFoundError(BackendError, LookupError):
+    """No native library or device of that name; the message lists every place tried."""
+
+
+class BackendLoadError(BackendError, OSError):
+    """A native library was found but would not open; keeps the system's message."""
+
+
+class AbiMismatchError(BackendError):
+    """The opened library is not the one this binding was built for; both versions are in the message."""
+
+
+class UnsupportedError(BackendError, NotImplementedError):
+    """This model, backend or build cannot do what was asked; the message says why."""
+
+
+class ModelLoadError(PyspecError, OSError):
+    """A model file that is missing, malformed, or too large. Native log lines are attached."""
+
+
+class ClosedError(PyspecError, ValueError):
+    """The object was closed, or belongs to the parent of this forked process."""
+
+
+class NativeError(PyspecError, RuntimeError):
+    """A native call failed.
+
+    Attributes:
+        func: name of the C function.
+        code: its return code, or None when it raised or aborted.
+        log: the last native log lines.
+        state: what is left behind, see :data:`State`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        func: str = "",
+        code: int | None = None,
+        log: tuple[str, ...] = (),
+        state: State = "lost",
+    ) -> None:
+        details = [message]
+        if log:
+            details.append("native log:\n  " + "\n  ".join(log))
+        super().__init__("\n".join(details))
+        self.func = func
+        self.code = code
+        self.log = log
+        self.state: State = state
+
+
+class InvalidBatchError(NativeError):
+    """The batch was rejected before anything was computed (``unchanged``)."""
+
+
+class ContextFullError(NativeError):
+    """No room in the KV cache for this batch (``unchanged``): retry with fewer tokens or a larger ``n_ctx``."""
+
+
+class DecodeAborted(NativeError):
+    """Stopped on request. Micro-batches that had finished remain in the cache (``partial``)."""
+
+
+class DecodeFailed(NativeError):
+    """The backend failed while computing (``partial`` or ``lost``)."""
+
+
+class NativeAbortError(NativeError):
+    """A native assertion failed and was turned into this exception; the context is ``lost``."""
+
+
+class RollbackError(PyspecError, RuntimeError):
+    """The cache cannot be put back to the wanted position; the sequence is finished."""

@@ -1,0 +1,438 @@
+"""``LLM``: a target, a way to speculate, and text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+
+from . import assemble as _assemble
+from .config import ContextParams, SamplingParams
+from .drafters import registry
+from .engine import Engine
+from .errors import ClosedError, ConfigError
+from .runtime import Model, Sequence, TextStream
+from .runtime import Piece as _EnginePiece
+from .stats import SpecStats
+from .types import FinishReason
+
+__all__ = ["LLM", "GenerationResult", "Piece", "Usage"]
+
+Prompt: TypeAlias = "str | Seq[int]"
+
+#: ``n_seq_max=None`` grows up to this many sequences a pass.
+N_SEQ_AUTO_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one generation. ``completion_tokens`` is the number of tokens delivered."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """One finished generation.
+
+    Attributes:
+        text: the output, cut right before a stop string.
+        tokens: output token ids; an end-of-generation token, or the one that completed a stop string, is the last.
+        drafted: for each token, whether it was an accepted draft token.
+        finish_reason: "stop", "length" or "cancelled".
+        usage: token counts. stats: how it went. prompt_tokens: the prompt's ids.
+    """
+
+    text: str
+    tokens: list[int]
+    drafted: list[bool]
+    finish_reason: FinishReason
+    usage: Usage
+    stats: SpecStats
+    prompt_tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a stream. The texts of all pieces joined are the result's text.
+
+    Attributes:
+        text: new text; empty while half a character or a possible stop string is held back.
+        tokens, drafted: new token ids, and whether each was an accepted draft token.
+        finish_reason, result: set on the last piece.
+    """
+
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    result: GenerationResult | None = None
+
+
+class LLM:
+    """A target model with speculative decoding.
+
+    Args:
+        model: path of the target's GGUF file, or a loaded :class:`Model` (which stays yours to close).
+        draft: the draft: a path, a loaded Model, or the name of a method that needs none. Its method is read from the
+            file unless ``speculation`` names one. A draft that cannot be used is an error.
+        speculation: "auto": by the draft, else by what the target itself offers. "off": none. Or a method's name, or
+            several in order of priority.
+        n_ctx: tokens of one sequence, prompt and output; 0: the model's training length, 4096 at most.
+        n_seq_max: sequences that share a pass. None: as many as the longest list given to :meth:`generate` so far,
+            up to 8; contexts are made anew when that grows.
+        progress: called with 0.0 to 1.0 while a model loads.
+        **options: any option of :class:`ModelParams`, :class:`ContextParams` and :class:`SpeculationParams` by name;
+            ``draft_n_gpu_layers``, ``draft_cache_type_k`` and so on for the draft's own.
+
+    Any method may be called from any thread; generations that run at the same time share passes or wait for a slot.
+    A context manager.
+
+    Raises:
+        ConfigError, VocabMismatchError, UnsupportedError: options or models do not fit together.
+        ModelLoadError: a file cannot be loaded. NativeError: a context cannot be made.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Model,
+        draft: str | os.PathLike[str] | Model | None = None,
+        *,
+        speculation: str | Seq[str] = "auto",
+        n_ctx: int = 0,
+        n_seq_max: int | None = None,
+        progress: Callable[[float], bool | None] | None = None,
+        **options: Any,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._closed = False
+        self._stack = ExitStack()
+        self._assembly: _assemble.Assembly | None = None
+        if isinstance(draft, str) and not _assemble.is_path(draft) and draft in registry.names():
+            if speculation != "auto":
+                raise ConfigError(f"draft={draft!r} names a method, and so does speculation={speculation!r}: give one")
+            speculation, draft = draft, None
+        if n_seq_max is not None:
+            ContextParams(n_seq_max=n_seq_max)
+        self._auto_seq = n_seq_max is None
+        self._options = _assemble.Options.sort(speculation, n_ctx, options)
+        self._model, self._draft, owned = _assemble.load_models(model, draft, self._options, progress)
+        with owned:
+            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_seq_max or 1)
+            self._stack = owned.pop_all()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str,
+        *,
+        draft_filename: str | None = None,
+        revision: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+        **kwargs: Any,
+    ) -> LLM:
+        """Fetch a model from the Hugging Face hub, or take it from the local cache, and load it.
+
+        Needs huggingface_hub (extra ``hub``).
+
+        Args:
+            repo_id: such as "user/name-GGUF". filename: a file of that repository, or a pattern that fits one.
+            draft_filename: a draft in the same repository.
+            revision, cache_dir, local_files_only: as in huggingface_hub.
+            **kwargs: for :class:`LLM`.
+        """
+        from .hub import download
+
+        options: dict[str, Any] = {
+            "revision": revision,
+            "cache_dir": os.fspath(cache_dir) if cache_dir is not None else None,
+            "local_files_only": local_files_only,
+        }
+        if draft_filename is not None:
+            kwargs["draft"] = download(repo_id, draft_filename, **options)
+        return cls(download(repo_id, filename, **options), **kwargs)
+
+    # -- what is loaded --
+
+    @property
+    def model(self) -> Model:
+        """The target."""
+        return self._model
+
+    @property
+    def draft_model(self) -> Model | None:
+        """The draft that is really in use, or None."""
+        return self._draft
+
+    @property
+    def speculation(self) -> tuple[str, ...]:
+        """Names of the methods in use, in order of priority; empty: plain decoding."""
+        return self._running().names
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of one sequence, prompt and output."""
+        return self._running().engine.n_ctx
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences that share a pass at present."""
+        return self._running().n_seq
+
+    @property
+    def stats(self) -> SpecStats:
+        """Totals since the contexts were made."""
+        return self._running().engine.stats
+
+    def describe(self) -> dict[str, Any]:
+        """What is loaded and how it is set up, as plain values."""
+        return _assemble.describe(self._running(), self._model, self._draft)
+
+    # -- text --
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Text to token ids; see :meth:`pyspec.runtime.Vocab.encode`."""
+        self._running()
+        return self._model.vocab.encode(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Seq[int], skip_special: bool = True) -> str:
+        """Token ids to text; see :meth:`pyspec.runtime.Vocab.decode`."""
+        self._running()
+        return self._model.vocab.decode(tokens, skip_special)
+
+    # -- generation --
+
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None, **overrides: Any) -> GenerationResult: ...
+    @overload
+    def generate(
+        self, prompt: Seq[int] | Seq[Prompt], params: SamplingParams | None = None, **overrides: Any
+    ) -> Any: ...
+    def generate(
+        self, prompt: Prompt | Seq[Prompt], params: SamplingParams | None = None, **overrides: Any
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate to the end.
+
+        Args:
+            prompt: text, or token ids, or a list of either (then a list comes back, in the same order).
+            params: how to sample. **overrides: options of SamplingParams, such as ``max_tokens=100``.
+
+        Returns:
+            A GenerationResult, or a list of them.
+
+        Raises:
+            ConfigError: an option is wrong, or a prompt is empty or too long.
+            NativeError: a pass failed; the object stays usable unless ``state`` is "lost".
+        """
+        sampling = _sampling(params, overrides)
+        single = isinstance(prompt, str) or _is_token_list(prompt)
+        prompts: list[Any] = [prompt] if single else list(prompt)
+        encoded = [self._encode(p, sampling) for p in prompts]
+        results = self._generate(encoded, sampling)
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any) -> Iterator[Piece]:
+        """Generate piece by piece. Closing the iterator cancels; the last piece carries the result.
+
+        Args and errors as in :meth:`generate`; they are checked at the call.
+        """
+        sampling = _sampling(params, overrides)
+        tokens = self._encode(prompt, sampling)
+        self._check_prompt(tokens)
+        return self._stream(tokens, sampling)
+
+    def chat(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        template: str | None = None,
+        **overrides: Any,
+    ) -> Any:
+        """Answer a conversation, written with the model's chat template. Needs jinja2 (extra ``chat``).
+
+        Args:
+            messages: dicts with "role" and "content".
+            params, overrides: as in :meth:`generate`.
+            stream: give pieces, as :meth:`stream` does, instead of a GenerationResult.
+            template: another Jinja template.
+        """
+        from . import chat
+
+        self._running()
+        tokens = chat.encode(self._model, messages, template=template)
+        if stream:
+            return self.stream(tokens, params, **overrides)
+        return self.generate(tokens, params, **overrides)
+
+    def cancel(self) -> None:
+        """End all generations that run now, with reason "cancelled". From any thread; works during a prompt too."""
+        assembly = self._assembly
+        if assembly is None:
+            return
+        for seq in assembly.engine.active:
+            seq.cancelled = True
+        assembly.abort()
+
+    # -- life --
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """End what runs and free contexts and models. Idempotent; using the object afterwards raises ClosedError."""
+        if self._closed:
+            return
+        self.cancel()
+        with self._lock:
+            self._closed = True
+            if self._assembly is not None:
+                self._assembly.close()
+                self._assembly = None
+            self._stack.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed or self._assembly is None:
+            return "<pyspec.LLM closed>"
+        return f"<pyspec.LLM {self._model.path.name!r} speculation={list(self._assembly.names)}>"
+
+    # -- inside --
+
+    def _running(self) -> _assemble.Assembly:
+        if self._closed or self._assembly is None:
+            raise ClosedError("this LLM is closed")
+        return self._assembly
+
+    def _encode(self, prompt: Any, sampling: SamplingParams) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, sampling.add_special, sampling.parse_special)
+        if _is_token_list(prompt) or (not isinstance(prompt, (str, bytes)) and _is_empty(prompt)):
+            return [int(t) for t in prompt]
+        raise ConfigError(f"a prompt is a str or a sequence of token ids, got {type(prompt).__name__}")
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        self._running().engine.check_prompt(tokens)
+
+    def _grow(self, n: int) -> None:
+        """Make contexts for more sequences, when that is ours to decide and nothing runs. The lock is held."""
+        assembly = self._running()
+        n = min(n, N_SEQ_AUTO_MAX)
+        if not self._auto_seq or n <= assembly.n_seq or not assembly.engine.idle:
+            return
+        n_old = assembly.n_seq
+        assembly.close()
+        try:
+            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n)
+        except Exception:
+            # not enough memory for that many: one after another still works
+            self._auto_seq = False
+            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_old)
+
+    def _submit(self, engine: Engine, tokens: list[int], sampling: SamplingParams) -> Sequence:
+        return engine.submit(tokens, sampling, TextStream(self._model.vocab, sampling.stop, sampling.skip_special))
+
+    def _generate(self, prompts: list[list[int]], sampling: SamplingParams) -> list[GenerationResult]:
+        for tokens in prompts:
+            self._check_prompt(tokens)
+        with self._lock:
+            self._grow(len(prompts))
+            engine = self._running().engine
+            seqs = [self._submit(engine, tokens, sampling) for tokens in prompts]
+        try:
+            while not all(s.done for s in seqs):
+                with self._lock:
+                    if not all(s.done for s in seqs):
+                        engine.step()
+        finally:
+            with self._lock:
+                for seq in seqs:
+                    engine.release(seq)
+        for seq in seqs:
+            if seq.error is not None:
+                raise seq.error
+        return [_result(seq, list(seq.pieces)) for seq in seqs]
+
+    def _stream(self, tokens: list[int], sampling: SamplingParams) -> Iterator[Piece]:
+        with self._lock:
+            engine = self._running().engine
+            seq = self._submit(engine, tokens, sampling)
+        pieces: list[_EnginePiece] = []
+        try:
+            while True:
+                while seq.pieces:
+                    piece = seq.pieces.popleft()
+                    pieces.append(piece)
+                    result = _result(seq, pieces) if piece.finish_reason and seq.error is None else None
+                    if piece.text or piece.tokens or piece.finish_reason:
+                        yield Piece(piece.text, piece.tokens, piece.drafted, piece.finish_reason, result)
+                if seq.error is not None:
+                    raise seq.error
+                if seq.done:
+                    return
+                with self._lock:
+                    if not seq.pieces:
+                        engine.step()
+        finally:
+            with self._lock:
+                engine.release(seq)
+
+
+def _sampling(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ConfigError(f"params must be SamplingParams, got {type(params).__name__}")
+    base = params or SamplingParams()
+    sampling: SamplingParams = base.override(**overrides) if overrides else base
+    return sampling
+
+
+def _is_empty(prompt: Any) -> bool:
+    try:
+        return len(prompt) == 0
+    except TypeError:
+        return False
+
+
+def _is_token_list(prompt: Any) -> bool:
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and np.issubdtype(prompt.dtype, np.integer)
+    return (
+        isinstance(prompt, (list, tuple))
+        and len(prompt) > 0
+        and all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in prompt)
+    )
+
+
+def _result(seq: Sequence, pieces: list[_EnginePiece]) -> GenerationResult:
+    tokens = seq.output
+    assert seq.finish_reason is not None
+    return GenerationResult(
+        text="".join(p.text for p in pieces),
+        tokens=tokens,
+        drafted=list(seq.drafted),
+        finish_reason=seq.finish_reason,
+        usage=Usage(seq.n_prompt, len(tokens)),
+        stats=seq.stats,
+        prompt_tokens=seq.tokens[: seq.n_prompt],
+    )

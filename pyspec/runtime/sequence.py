@@ -1,0 +1,101 @@
+"""One sequence on its way through the engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..config import SamplingParams
+from ..stats import DrafterStats, SpecStats
+from ..types import FinishReason
+from .text import TextStream
+
+__all__ = ["Piece", "Sequence"]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step added to a sequence.
+
+    Attributes:
+        text: new text, maybe empty while bytes or a possible stop string are held back.
+        tokens: new token ids.
+        drafted: for each token, whether it was an accepted draft token.
+        finish_reason: set on the last piece.
+    """
+
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Sequence:
+    """A request and its state. Made by :meth:`pyspec.engine.Engine.submit`, owned by the engine until it is done.
+
+    Attributes:
+        id: slot in the caches, -1 while waiting.
+        tokens: prompt and output. n_prompt: how many are prompt.
+        n_past: positions in the target's cache; ``tokens[n_past:]`` is not evaluated yet.
+        drafted: one flag per output token.
+        finish_reason: None while it runs. error: what ended it, if it did not finish by itself.
+        pieces: what has been produced and not been fetched.
+    """
+
+    __slots__ = (
+        "cancelled",
+        "drafted",
+        "error",
+        "finish_reason",
+        "id",
+        "n_past",
+        "n_prompt",
+        "params",
+        "pieces",
+        "seed",
+        "stats",
+        "text",
+        "tokens",
+    )
+
+    def __init__(self, prompt: list[int], params: SamplingParams, text: TextStream | None) -> None:
+        self.id = -1
+        self.params = params
+        self.tokens = list(prompt)
+        self.n_prompt = len(prompt)
+        self.n_past = 0
+        self.drafted: list[bool] = []
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.text = text
+        self.pieces: deque[Piece] = deque()
+        self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.stats = SpecStats()
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def output(self) -> list[int]:
+        """Generated token ids (a copy)."""
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def prompt_pending(self) -> bool:
+        """Tokens other than the last are still to be evaluated."""
+        return self.n_past < len(self.tokens) - 1
+
+    def drafter_stats(self, name: str) -> DrafterStats:
+        """This sequence's counters for one drafter."""
+        for stats in self.stats.drafters:
+            if stats.name == name:
+                return stats
+        self.stats.drafters.append(DrafterStats(name))
+        return self.stats.drafters[-1]

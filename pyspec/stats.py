@@ -1,0 +1,126 @@
+"""Counters of a generation. ``acceptance rate`` = accepted / proposed (no bonus token);
+``mean accepted length`` = tokens per target pass (with the bonus token)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["DrafterStats", "PhaseTimes", "SpecStats"]
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """Counters of one drafter, named as in llama.cpp's ``common_speculative_impl``. Times in microseconds."""
+
+    name: str
+    n_call_begin: int = 0
+    n_call_draft: int = 0
+    n_call_accept: int = 0
+    n_gen_drafts: int = 0
+    n_acc_drafts: int = 0
+    n_gen_tokens: int = 0
+    n_acc_tokens: int = 0
+    n_failed: int = 0
+    n_acc_tokens_per_pos: list[int] = field(default_factory=list)
+    n_gen_tokens_per_pos: list[int] = field(default_factory=list)
+    t_begin_us: int = 0
+    t_draft_us: int = 0
+    t_process_us: int = 0
+    t_accept_us: int = 0
+
+    def count(self, n_draft: int, n_accepted: int) -> None:
+        """Record one draft of this drafter and how much of it was accepted."""
+        self.n_gen_drafts += 1
+        self.n_acc_drafts += n_accepted > 0
+        self.n_gen_tokens += n_draft
+        self.n_acc_tokens += n_accepted
+        for per_pos, n in ((self.n_gen_tokens_per_pos, n_draft), (self.n_acc_tokens_per_pos, n_accepted)):
+            if len(per_pos) < n:
+                per_pos.extend([0] * (n - len(per_pos)))
+            for i in range(n):
+                per_pos[i] += 1
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / proposed tokens; None when nothing was proposed."""
+        return self.n_acc_tokens / self.n_gen_tokens if self.n_gen_tokens else None
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """Wall time by phase, in microseconds."""
+
+    prefill_us: int = 0
+    draft_us: int = 0
+    decode_us: int = 0
+    process_us: int = 0
+    verify_us: int = 0
+    rollback_us: int = 0
+    other_us: int = 0
+
+    @property
+    def step_us(self) -> int:
+        """All phases but the prompt's."""
+        return self.draft_us + self.decode_us + self.process_us + self.verify_us + self.rollback_us + self.other_us
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """What happened, for one sequence or summed over an engine.
+
+    Attributes:
+        n_prompt: prompt tokens evaluated. n_output: tokens generated.
+        n_pass: target passes that generated tokens (of a sequence, or of the engine's batches).
+        n_draft: tokens proposed. n_accepted: proposed tokens that became output.
+        accepted_per_pos: how often the proposal at each draft position was accepted; drafted_per_pos: was made.
+    """
+
+    n_prompt: int = 0
+    n_output: int = 0
+    n_pass: int = 0
+    n_draft: int = 0
+    n_accepted: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+    drafted_per_pos: list[int] = field(default_factory=list)
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    drafters: list[DrafterStats] = field(default_factory=list)
+
+    def count(self, n_draft: int, n_accepted: int) -> None:
+        """Record one verification."""
+        self.n_pass += 1
+        self.n_draft += n_draft
+        self.n_accepted += n_accepted
+        for per_pos, n in ((self.drafted_per_pos, n_draft), (self.accepted_per_pos, n_accepted)):
+            if len(per_pos) < n:
+                per_pos.extend([0] * (n - len(per_pos)))
+            for i in range(n):
+                per_pos[i] += 1
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / proposed tokens, without bonus tokens; None when nothing was proposed."""
+        return self.n_accepted / self.n_draft if self.n_draft else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Output tokens per target pass, bonus tokens included; None before the first pass."""
+        return self.n_output / self.n_pass if self.n_pass else None
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        return self.n_prompt / self.times.prefill_us * 1e6 if self.times.prefill_us and self.n_prompt else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens per second, without the prompt's time."""
+        return self.n_output / self.times.step_us * 1e6 if self.times.step_us else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain JSON-ready values."""
+        from dataclasses import asdict
+
+        out = asdict(self)
+        for name in ("acceptance_rate", "mean_accepted_length", "prompt_tokens_per_s", "tokens_per_s"):
+            out[name] = getattr(self, name)
+        return out

@@ -1,0 +1,80 @@
+"""Plain data that travels between the layers. Imports nothing of pyspec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "DraftRequest",
+    "F32Array",
+    "FinishReason",
+    "I8Array",
+    "I32Array",
+    "Requirements",
+    "RollbackKind",
+]
+
+I8Array = npt.NDArray[np.int8]
+I32Array = npt.NDArray[np.int32]
+F32Array = npt.NDArray[np.float32]
+
+#: ``stop``: end-of-generation token or stop string. ``length``: max_tokens reached or the context is full.
+#: ``cancelled``: cancelled by the caller.
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class RollbackKind(Enum):
+    """How a context's memory can forget the last positions of a sequence (see ``runtime/cache.py``)."""
+
+    NONE = "none"  # nothing can be taken back
+    PARTIAL = "partial"  # any suffix can be removed (attention KV cache)
+    BOUNDED = "bounded"  # at most n_rs_seq positions, and fewer than the last pass held (recurrent snapshots)
+    FULL = "full"  # only as a whole: restore a checkpoint, then re-evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a drafter needs from the target context; merged over all drafters before the target context is made.
+
+    Attributes:
+        layer_inputs: target layers whose input rows must be extracted; n_layer means the final hidden row.
+        nextn: the target's nextn (pre-norm hidden) rows are needed for every token of a pass.
+        load_mtp: the target model must be loaded with its MTP blocks.
+        n_rs_seq: recurrent snapshots per sequence wanted for rollback (0: use checkpoints).
+    """
+
+    layer_inputs: tuple[int, ...] = ()
+    nextn: bool = False
+    load_mtp: bool = False
+    n_rs_seq: int = 0
+
+
+@dataclass(slots=True)
+class DraftRequest:
+    """One sequence that wants a draft. The engine makes it; a drafter fills ``draft``.
+
+    Attributes:
+        seq: sequence id, 0 <= seq < n_seq_max.
+        n_past: rows of this sequence in the target's cache; the position of ``id_last``.
+        id_last: last committed token, not evaluated yet; equals ``tokens[n_past]``.
+        tokens: every committed token, prompt and output, ``len == n_past + 1``. Borrowed: do not change or keep.
+        n_max: upper limit for the draft's length in this step, >= 1.
+        draft: proposed token ids, filled by the drafter. Left empty: no draft.
+        probs: draft probability of each proposed token (top-1 of its softmax), where the drafter has it.
+        temperature: the request's temperature (0 is greedy).
+    """
+
+    seq: int
+    n_past: int
+    id_last: int
+    tokens: list[int]
+    n_max: int
+    draft: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+    temperature: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
