@@ -1,0 +1,231 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.table
+import typer
+
+from .._version import __version__
+from ..config import SamplingParams
+from ..errors import ConfigError
+from . import generate as _generate
+from . import inspection, report, terminal
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="pyspec",
+    help="Speculative decoding for GGUF models: a draft proposes, the target checks, the text stays the same.",
+    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 stopped with Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    try:
+        app(args=list(argv) if argv is not None else None, prog_name="pyspec")
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
+    return 0
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"pyspec {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+Draft = Annotated[str | None, typer.Option("--draft", metavar="FILE", help="Draft model (GGUF file).")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Verbose = Annotated[int, typer.Option("-v", "--verbose", count=True, help="Log to stderr; twice: libllama's log too.")]
+
+
+@app.command()
+@terminal.guard
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")],
+    draft: Draft = None,
+    spec_type: Annotated[
+        str, typer.Option("--spec-type", metavar="TYPE", help="auto, off, or drafters by priority: A,B,...")
+    ] = "auto",
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt.")] = None,
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from a file; -: stdin.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Put the prompt into the model's chat template.")] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="System message; needs --chat.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Most tokens to generate; -1: no limit.")] = 256,
+    temp: Annotated[float, typer.Option("--temp", "--temperature", help="0: always the most likely token.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the K most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Keep the most likely tokens with this probability in all.")
+    ] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens less likely than this times the best.")] = 0.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="For the same text at a temperature above 0.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text here; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    n_max: Annotated[int | None, typer.Option("--n-max", metavar="K", help="Most tokens drafted a step.")] = None,
+    n_min: Annotated[int | None, typer.Option("--n-min", metavar="K", help="Drop shorter drafts.")] = None,
+    p_min: Annotated[
+        float | None, typer.Option("--p-min", metavar="P", help="Stop a draft at a token less likely.")
+    ] = None,
+    n_ctx: Annotated[int, typer.Option("-c", "--n-ctx", help="Context length; 0: the model's, at most 4096.")] = 0,
+    n_threads: Annotated[
+        int | None, typer.Option("-t", "--threads", help="CPU threads; default: all CPUs it may use.")
+    ] = None,
+    n_gpu_layers: Annotated[
+        int | None, typer.Option("--n-gpu-layers", metavar="N", help="Layers on the GPU; -1: all.")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", help="As 'pyspec devices' lists it; may be repeated."),
+    ] = None,
+    cache_type_k: Annotated[
+        str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
+    ] = None,
+    cache_type_v: Annotated[
+        str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No table of counts and speeds on stderr.")] = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Generate text; stream it to stdout, then print counts and speeds to stderr.
+
+    On a terminal, accepted draft tokens are coloured.
+    """
+    if prompt is not None and file is not None:
+        raise typer.BadParameter("give the prompt with -p or with -f, not both")
+    if system is not None and not chat:
+        raise typer.BadParameter("--system needs --chat")
+    text = _generate.read_prompt(prompt, file)
+    if text is None:
+        raise typer.BadParameter("no prompt: give one with -p, -f or on stdin")
+    terminal.log_to_stderr(verbose)
+    options: dict[str, Any] = {
+        "draft": draft,
+        "speculation": _speculation(spec_type),
+        "n_ctx": n_ctx,
+        "n_threads": n_threads,
+        "n_seq_max": 1,
+    }
+    more = {
+        "n_max": n_max,
+        "n_min": n_min,
+        "p_min": p_min,
+        "n_gpu_layers": n_gpu_layers,
+        "devices": device,
+        "cache_type_k": cache_type_k,
+        "cache_type_v": cache_type_v,
+    }
+    options.update({name: value for name, value in more.items() if value is not None})
+    try:
+        params = SamplingParams(
+            max_tokens=None if max_tokens == -1 else max_tokens,
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+            ignore_eos=ignore_eos,
+        )
+    except ConfigError as e:
+        raise typer.BadParameter(str(e)) from None
+    _generate.run(model, options, text, params, chat=chat, system=system, as_json=as_json, quiet=quiet)
+
+
+def _speculation(spec_type: str) -> str | list[str]:
+    from ..drafters import registry
+
+    types = [t.strip() for t in spec_type.split(",")]
+    if types in (["auto"], ["off"]):
+        return types[0]
+    for name in types:
+        try:
+            registry.get(name)
+        except ConfigError as e:
+            raise typer.BadParameter(f"{e}; or auto, or off") from None
+    return types
+
+
+@app.command()
+@terminal.guard
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file.")],
+    draft: Draft = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a model file is, and with which speculation types it works as target and as draft."""
+    inspection.run(model, draft, as_json)
+
+
+@app.command()
+@terminal.guard
+def devices(as_json: Json = False) -> None:
+    """List the devices that models can run on."""
+    from .. import backends
+
+    backends.load()
+    found = [report.device_dict(d) for d in backends.devices()]
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = rich.table.Table("name", "kind", "backend", "description", "free", "total", box=None, pad_edge=False)
+    for d in found:
+        sizes = [f"{d[key] / 2**20:,.0f} MiB" for key in ("memory_free_bytes", "memory_total_bytes")]
+        table.add_row(d["name"], d["kind"], d["backend"], d["description"], *sizes)
+    terminal.stdout().print(table)
+
+
+@app.command()
+@terminal.guard
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="GGUF file to read.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="GGUF file to write.")],
+    file_type: Annotated[str, typer.Argument(metavar="TYPE", help="F16, Q8_0, Q4_0, Q4_K_M, ...")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite DST.")] = False,
+) -> None:
+    """Write a copy of a model in another precision, for example a smaller one to use as a draft."""
+    from .. import quantize as quantize_file
+
+    if not Path(source).is_file():
+        raise ConfigError(f"there is no file {source!r}")
+    if Path(destination).exists():
+        if Path(destination).samefile(source):
+            raise ConfigError("SRC and DST are the same file")
+        if not force:
+            raise ConfigError(f"{destination!r} exists; --force overwrites it")
+    quantize_file(source, destination, file_type)
+    sizes = [Path(p).stat().st_size / 1e6 for p in (source, destination)]
+    print(f"{destination}: {sizes[1]:,.1f} MB ({source}: {sizes[0]:,.1f} MB)", file=sys.stderr)
+
+
+@app.command()
+def info(as_json: Json = False) -> None:
+    """Print versions, build, backends and devices: what a bug report needs."""
+    raise typer.Exit(report.print_report(as_json))
