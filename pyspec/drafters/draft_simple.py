@@ -1,0 +1,212 @@
+"""``draft-simple``: a smaller model of the same vocabulary writes the draft, token by token.
+
+The draft's cache is brought up to date when a draft is wanted, not after every pass of the target: rows of rejected
+tokens are then never evaluated, and in a chain the draft model rests while another drafter does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from ..config import SpeculationParams
+from ..errors import ConfigError, PyspecError, RollbackError
+from ..runtime.batch import LAST, NONE, Batch
+from ..types import DraftRequest, Requirements
+from .base import Drafter, DraftSampler, Plan, log_setup
+from .choose import require_kind
+from .compat import check_vocab
+
+if TYPE_CHECKING:
+    from ..runtime.evaluator import Evaluator
+    from ..runtime.model import Model
+
+__all__ = ["DraftSimple"]
+
+log = logging.getLogger("pyspec")
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What the draft's cache holds for one sequence.
+
+    The first ``n_text`` rows are known to be the sequence's text; ``tail`` holds the tokens of the rows after them
+    (proposals that were evaluated).
+    """
+
+    n_text: int = 0
+    tail: list[int] = field(default_factory=list)
+    warned: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.n_text + len(self.tail)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request on its way: ``tokens[at:]`` has still to be evaluated, then ``n`` tokens may be drafted."""
+
+    request: DraftRequest
+    cache: _Cache
+    at: int
+    n: int
+
+
+class DraftSimple(Drafter):
+    """Greedy proposals of an ordinary draft model; see the module's text.
+
+    Args: see :class:`Drafter`; ``draft`` is a context on the draft model with as many sequences as the engine.
+    """
+
+    name: ClassVar[str] = "draft-simple"
+
+    def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
+        if draft is None:
+            raise ConfigError(f"{self.name} needs a draft model")
+        super().__init__(target, draft, params, n_seq)
+        self._draft = draft
+        self._n_vocab = min(target.n_vocab, draft.n_vocab)
+        self._batch = Batch(draft.n_batch)
+        self._sampler = DraftSampler(min(n_seq, draft.n_batch), draft.n_vocab)
+        self._caches = [_Cache() for _ in range(n_seq)]
+        log_setup(self, draft)
+
+    @classmethod
+    def plan(cls, target: Model, draft: Model | None, params: SpeculationParams, n_seq: int) -> Plan:
+        """See :meth:`Drafter.plan`. The vocabularies have to fit by llama.cpp's rules."""
+        if draft is None:
+            raise ConfigError(f"{cls.name} needs a draft model: pass draft='file.gguf'")
+        require_kind(cls.name, draft)
+        check_vocab(target.vocab, draft.vocab)
+        # no snapshots for the draft: it decodes row by row, and snapshots undo less than the last pass
+        n_rs_seq = params.n_max if target.is_recurrent or target.is_hybrid else 0
+        return Plan(
+            Requirements(n_rs_seq=n_rs_seq), {"n_rs_seq": 0, "n_outputs_max": n_seq, "other": False}, params.n_max
+        )
+
+    def begin(self, seq: int, tokens: list[int]) -> None:
+        """See :meth:`Drafter.begin`."""
+        self._forget(seq)
+
+    def end(self, seq: int) -> None:
+        """See :meth:`Drafter.end`."""
+        self._forget(seq)
+
+    def draft(self, requests: list[DraftRequest]) -> None:
+        """See :meth:`Drafter.draft`. A sequence whose text does not fit the draft's context gets no draft."""
+        try:
+            self._draft_all(requests)
+        except BaseException:
+            # which rows were evaluated is unknown; start over from the text next time
+            for request in requests:
+                with contextlib.suppress(PyspecError):
+                    self._forget(request.seq)
+            raise
+        self.drop_short(requests)
+
+    def _forget(self, seq: int) -> None:
+        cache = self._caches[seq]
+        cache.n_text = 0
+        cache.tail.clear()
+        cache.warned = False
+        self._draft.memory.clear(seq)
+
+    def _draft_all(self, requests: list[DraftRequest]) -> None:
+        works = [w for w in map(self._prepare, requests) if w is not None]
+        works = self._catch_up(works)
+        batch = self._batch
+        while works:
+            batch.clear()
+            for work in works:
+                request, cache = work.request, work.cache
+                batch.add(request.draft[-1], request.n_past + len(request.draft), request.seq, True)
+                cache.tail.append(request.draft[-1])
+            self._draft.decode(batch)
+            works = self._sample(works)
+
+    def _prepare(self, request: DraftRequest) -> _Work | None:
+        """Roll the cache back to the text, and say what has to be evaluated; None: no draft for this sequence."""
+        cache = self._caches[request.seq]
+        tokens = request.tokens
+        n = self.limit(request, self._draft.n_ctx_seq - request.n_past)
+        if n < 1:
+            if not cache.warned and request.n_past >= self._draft.n_ctx_seq:
+                cache.warned = True
+                log.info(
+                    "%s: the text of sequence %d is longer than the draft's context (%d): no more drafts for it",
+                    self.name, request.seq, self._draft.n_ctx_seq,
+                )  # fmt: skip
+            return None
+        keep = cache.n_text
+        for token in cache.tail:
+            if keep >= request.n_past or tokens[keep] != token:
+                break
+            keep += 1
+        # the last token is always evaluated: its row yields the first proposal
+        keep = min(keep, request.n_past)
+        if not self._speaks(tokens, min(keep, cache.n_text), cache, request.seq):
+            return None
+        memory = self._draft.memory
+        try:
+            kept = memory.rollback(request.seq, keep, cache.n)
+        except RollbackError:
+            memory.clear(request.seq)
+            kept = 0
+        cache.n_text = kept
+        cache.tail.clear()
+        return _Work(request, cache, kept, n)
+
+    def _speaks(self, tokens: list[int], begin: int, cache: _Cache, seq: int) -> bool:
+        """Whether the draft knows all of ``tokens[begin:]``; a target may have up to 128 tokens more."""
+        if self._draft.n_vocab >= self.target.n_vocab or max(tokens[begin:]) < self._draft.n_vocab:
+            return True
+        if not cache.warned:
+            cache.warned = True
+            log.info("%s: sequence %d holds a token that the draft lacks: no more drafts for it", self.name, seq)
+        return False
+
+    def _catch_up(self, works: list[_Work]) -> list[_Work]:
+        """Evaluate what is missing of every text, in as few passes as fit; returns those that go on drafting."""
+        batch, going = self._batch, []
+        todo = list(works)
+        while todo:
+            batch.clear()
+            finished = []
+            for work in todo:
+                room = batch.capacity - batch.n
+                if not room:
+                    break
+                tokens = work.request.tokens
+                end = min(len(tokens), work.at + room)
+                last = end == len(tokens)
+                batch.extend(tokens[work.at : end], work.at, work.request.seq, LAST if last else NONE)
+                work.at = end
+                if last:
+                    finished.append(work)
+            self._draft.decode(batch)
+            for work in finished:
+                work.cache.n_text = work.at
+                if work.n > 1:
+                    # proposals are evaluated next, and some will be taken back
+                    self._draft.memory.checkpoint(work.request.seq, work.at)
+            going += self._sample(finished)
+            todo = [w for w in todo if w.at < len(w.request.tokens)]
+        return going
+
+    def _sample(self, works: list[_Work]) -> list[_Work]:
+        """Take one proposal for each of ``works`` from the pass just made; returns those that go on."""
+        if not works:
+            return []
+        ids, probs = self._sampler.rows(self._draft.logits())
+        going = []
+        for work, token, prob in zip(works, ids, probs, strict=True):
+            if prob < self.params.p_min or token >= self._n_vocab:
+                continue
+            work.request.draft.append(token)
+            work.request.probs.append(prob)
+            if len(work.request.draft) < work.n:
+                going.append(work)
+        return going
