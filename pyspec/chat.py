@@ -149,11 +149,7 @@ def _special_tokens(model: Model) -> dict[str, str]:
     """The names Hugging Face templates expect; an absent token is an empty string."""
     vocab = model.vocab
     ids = {"bos_token": vocab.bos, "eos_token": vocab.eos}
-    out = {}
-    for variable, token in ids.items():
-        text = vocab.token_text(token) if token >= 0 else b""
-        out[variable] = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    return out
+    return {name: vocab.token_text(i).decode("utf-8", "replace") if i >= 0 else "" for name, i in ids.items()}
 
 
 def _check_list(messages: Any) -> Sequence[Any]:

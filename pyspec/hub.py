@@ -44,7 +44,7 @@ def download(
     """
     try:
         import huggingface_hub
-        from huggingface_hub.utils import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError as e:
         raise UnsupportedError(
             "from_pretrained needs the package huggingface_hub, which cannot be imported: pip install 'pyspec-llm[hub]'"
@@ -80,7 +80,7 @@ def _parts(filename: str) -> list[str]:
 def _list_files(repo_id: str, *, revision: str | None, cache_dir: str | None, local_files_only: bool) -> list[str]:
     """Names of the repository's files; of those in the cache if the network is not to be used or not there."""
     import huggingface_hub
-    from huggingface_hub.utils import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError
 
     unreachable: Exception | None = None
     if not local_files_only:
