@@ -1,0 +1,708 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: freethreading_compatible=True
+# distutils: extra_compile_args = -ffp-contract=off
+# distutils: include_dirs = pyspec
+# distutils: depends = pyspec/_kernels.h
+"""Array kernels of the speculation loop.
+
+Every function checks its arguments first, then runs a loop that neither allocates nor touches a Python object.
+Outputs (OUT) belong to the caller and are passed in, so that they can be used again in the next step; inputs (IN) may be
+read-only. Arrays are C-contiguous; an output may be longer than needed, the rest is left alone. A wrong dtype, shape
+or value raises ValueError and nothing is written. No llama.cpp type is known here. Functions over float rows release
+the GIL. The same functions in plain NumPy, with the same signatures, are in ``pyspec/_reference.py``.
+
+NaN logits count as -inf everywhere.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyObject_GetBuffer, PyBuffer_Release,
+)
+from libc.float cimport FLT_MAX
+from libc.math cimport INFINITY, log
+from libc.stdint cimport INT32_MAX, int8_t, int32_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memmove, memset
+
+cdef enum:
+    MAX_SOURCES = 64
+    HEAP_MAX_K = 1024  # above this a top-k cut is done by radix selection instead of a heap
+    CARRY_CHUNK = 512
+    BINS = 2048
+
+
+cdef inline bint _overlap(const void *a, Py_ssize_t a_bytes, const void *b, Py_ssize_t b_bytes) noexcept nogil:
+    return a_bytes > 0 and b_bytes > 0 and <const char *>a < <const char *>b + b_bytes \
+        and <const char *>b < <const char *>a + a_bytes
+
+
+# ---- batches ------------------------------------------------------------------------------------------------------
+
+cdef inline int _check_batch(Py_ssize_t cap, Py_ssize_t n_pos, Py_ssize_t n_seq, Py_ssize_t n_output) except -1:
+    if n_pos != cap or n_seq != cap or n_output != cap:
+        raise ValueError(
+            f"tokens, pos, seq and output must have one length, got {cap}, {n_pos}, {n_seq} and {n_output}")
+    return 0
+
+
+cdef void _fill(int32_t *tokens, int32_t *pos, int32_t *seq, int8_t *output, const int32_t *src, Py_ssize_t n,
+                int32_t pos0, int32_t seq_id, int8_t flag) noexcept nogil:
+    cdef Py_ssize_t i
+    memcpy(tokens, src, n * sizeof(int32_t))
+    for i in range(n):
+        pos[i] = pos0 + <int32_t>i
+    for i in range(n):
+        seq[i] = seq_id
+    memset(output, flag, n)
+
+
+def fill_batch(int32_t[::1] tokens not None, int32_t[::1] pos not None, int32_t[::1] seq not None,
+               int8_t[::1] output not None, Py_ssize_t start, const int32_t[::1] new_tokens not None,
+               long long pos0, long long seq_id, int output_mode):
+    """Append consecutive rows of one sequence to a batch.
+
+    Args:
+        tokens: OUT int32 [cap], token ids.
+        pos: OUT int32 [cap], positions.
+        seq: OUT int32 [cap], sequence ids.
+        output: OUT int8 [cap], 1 where logits are wanted.
+        start: first row to write, 0 <= start <= cap.
+        new_tokens: IN int32 [n]; n may be 0. Must not share memory with the outputs.
+        pos0: position of new_tokens[0], >= 0; the last position must fit int32.
+        seq_id: sequence id, >= 0.
+        output_mode: 0 no row, 1 all rows, 2 only the last row has output.
+
+    Returns:
+        The new row count, start + n.
+
+    Raises:
+        ValueError: the rows do not fit, or an argument is out of range. Nothing was written.
+    """
+    cdef Py_ssize_t cap = tokens.shape[0], n = new_tokens.shape[0]
+    _check_batch(cap, pos.shape[0], seq.shape[0], output.shape[0])
+    if start < 0 or start > cap or n > cap - start:
+        raise ValueError(f"{n} rows from row {start} do not fit a batch of {cap} rows")
+    if pos0 < 0 or pos0 > INT32_MAX or pos0 + n > <long long>INT32_MAX + 1:
+        raise ValueError(f"positions {pos0} to {pos0 + n - 1} are not all in [0, {INT32_MAX}]")
+    if seq_id < 0 or seq_id > INT32_MAX:
+        raise ValueError(f"seq_id must be in [0, {INT32_MAX}], got {seq_id}")
+    if output_mode < 0 or output_mode > 2:
+        raise ValueError(f"output_mode must be 0 (none), 1 (all) or 2 (last), got {output_mode}")
+    if n > 0:
+        _fill(&tokens[start], &pos[start], &seq[start], &output[start], &new_tokens[0], n, <int32_t>pos0,
+              <int32_t>seq_id, output_mode == 1)
+        if output_mode == 2:
+            output[start + n - 1] = 1
+    return start + n
+
+
+def fill_rows(int32_t[::1] tokens not None, int32_t[::1] pos not None, int32_t[::1] seq not None,
+              int8_t[::1] output not None, const int32_t[::1] last_tokens not None,
+              const int32_t[:, ::1] drafts not None, const int32_t[::1] n_draft not None,
+              const int32_t[::1] pos0 not None, const int32_t[::1] seq_ids not None):
+    """Fill a batch with the verification rows of m sequences, from row 0.
+
+    For sequence i: one row with last_tokens[i] at pos0[i], then n_draft[i] rows with its drafted tokens. Every row
+    has output.
+
+    Args:
+        tokens: OUT int32 [cap].
+        pos: OUT int32 [cap].
+        seq: OUT int32 [cap].
+        output: OUT int8 [cap].
+        last_tokens: IN int32 [m], the last committed token of each sequence.
+        drafts: IN int32 [m, kmax]; row i holds n_draft[i] tokens, the rest is not read.
+        n_draft: IN int32 [m], 0 <= n_draft[i] <= kmax.
+        pos0: IN int32 [m], position of last_tokens[i], >= 0.
+        seq_ids: IN int32 [m], >= 0.
+
+    Returns:
+        The row count, m + sum(n_draft).
+
+    Raises:
+        ValueError: the rows do not fit, or a value is out of range. Nothing was written.
+    """
+    cdef Py_ssize_t cap = tokens.shape[0], m = last_tokens.shape[0], k_max = drafts.shape[1]
+    cdef Py_ssize_t i, j, k, row = 0
+    _check_batch(cap, pos.shape[0], seq.shape[0], output.shape[0])
+    if drafts.shape[0] != m or n_draft.shape[0] != m or pos0.shape[0] != m or seq_ids.shape[0] != m:
+        raise ValueError(
+            f"last_tokens, drafts, n_draft, pos0 and seq_ids must have one length, got {m}, {drafts.shape[0]}, "
+            f"{n_draft.shape[0]}, {pos0.shape[0]} and {seq_ids.shape[0]}")
+    for i in range(m):
+        k = n_draft[i]
+        if k < 0 or k > k_max:
+            raise ValueError(f"n_draft[{i}] must be in [0, {k_max}], got {k}")
+        if pos0[i] < 0 or pos0[i] > INT32_MAX - k:
+            raise ValueError(f"pos0[{i}] must be in [0, {INT32_MAX - k}], got {pos0[i]}")
+        if seq_ids[i] < 0:
+            raise ValueError(f"seq_ids[{i}] must be >= 0, got {seq_ids[i]}")
+        row += 1 + k
+    if row > cap:
+        raise ValueError(f"{row} rows do not fit a batch of {cap} rows")
+    row = 0
+    for i in range(m):
+        k = n_draft[i]
+        tokens[row] = last_tokens[i]
+        if k > 0:
+            memcpy(&tokens[row + 1], &drafts[i, 0], k * sizeof(int32_t))
+        for j in range(k + 1):
+            pos[row + j] = pos0[i] + <int32_t>j
+            seq[row + j] = seq_ids[i]
+            output[row + j] = 1
+        row += k + 1
+    return row
+
+
+# ---- rows of hidden states ----------------------------------------------------------------------------------------
+
+cdef void _interleave(char *dst, const char **src, Py_ssize_t k, Py_ssize_t n, Py_ssize_t row_bytes) noexcept nogil:
+    cdef Py_ssize_t i, j
+    for i in range(n):
+        for j in range(k):
+            memcpy(dst, src[j] + i * row_bytes, row_bytes)
+            dst += row_bytes
+
+
+def interleave_rows(float[:, ::1] dst not None, src not None, Py_ssize_t n):
+    """Put k blocks of rows side by side: ``dst[i, j*d:(j+1)*d] = src[j][i]`` for i < n.
+
+    Args:
+        dst: OUT float32 [>= n, k * d].
+        src: IN sequence of k float32 [>= n, d] arrays, 1 <= k <= 64, none sharing memory with dst.
+        n: rows to copy, >= 0.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit. Nothing was written.
+    """
+    cdef Py_buffer bufs[MAX_SOURCES]
+    cdef const char *ptrs[MAX_SOURCES]
+    cdef Py_ssize_t k = len(src), j, opened = 0, d = 0, dst_bytes
+    if k < 1 or k > MAX_SOURCES:
+        raise ValueError(f"src must hold 1 to {MAX_SOURCES} arrays, got {k}")
+    if n < 0 or n > dst.shape[0]:
+        raise ValueError(f"n must be in [0, {dst.shape[0]}], the rows of dst, got {n}")
+    dst_bytes = dst.shape[0] * dst.shape[1] * <Py_ssize_t>sizeof(float)
+    try:
+        for j in range(k):
+            PyObject_GetBuffer(src[j], &bufs[j], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+            opened += 1
+            if bufs[j].ndim != 2 or bufs[j].itemsize != sizeof(float) or bufs[j].format == NULL \
+                    or bufs[j].format[0] != c"f" or bufs[j].format[1] != 0:
+                raise ValueError(f"src[{j}] must be a 2-d float32 array")
+            if j == 0:
+                d = bufs[0].shape[1]
+                if dst.shape[1] != k * d:
+                    raise ValueError(f"dst must have {k} * {d} columns, got {dst.shape[1]}")
+            if bufs[j].shape[1] != d or bufs[j].shape[0] < n:
+                raise ValueError(
+                    f"src[{j}] must have at least {n} rows of {d}, got {bufs[j].shape[0]} rows of {bufs[j].shape[1]}")
+            if _overlap(&dst[0, 0], dst_bytes, bufs[j].buf, bufs[j].len):
+                raise ValueError(f"src[{j}] shares memory with dst")
+            ptrs[j] = <const char *>bufs[j].buf
+        with nogil:
+            _interleave(<char *>&dst[0, 0], ptrs, k, n, d * sizeof(float))
+    finally:
+        for j in range(opened):
+            PyBuffer_Release(&bufs[j])
+
+
+cdef void _shift_in_place(float *rows, float *carry, Py_ssize_t n, Py_ssize_t d) noexcept nogil:
+    cdef float last[CARRY_CHUNK]
+    cdef Py_ssize_t c = 0, i, w
+    while c < d:
+        w = min(d - c, <Py_ssize_t>CARRY_CHUNK)
+        memcpy(last, rows + (n - 1) * d + c, w * sizeof(float))
+        for i in range(n - 1, 0, -1):
+            memcpy(rows + i * d + c, rows + (i - 1) * d + c, w * sizeof(float))
+        memcpy(rows + c, carry + c, w * sizeof(float))
+        memcpy(carry + c, last, w * sizeof(float))
+        c += w
+
+
+def shift_rows(float[:, ::1] dst not None, const float[:, ::1] src not None, float[::1] carry not None, Py_ssize_t n):
+    """Shift rows down by one across calls: ``dst[0] = carry; dst[i] = src[i - 1]; carry = src[n - 1]``.
+
+    So the row of one token is paired with the hidden state of the token before it (MTP). n = 0 changes nothing.
+
+    Args:
+        dst: OUT float32 [>= n, d]; may be src itself.
+        src: IN float32 [>= n, d].
+        carry: IN/OUT float32 [d], the last row of the call before; shares no memory with dst or src.
+        n: rows, >= 0.
+
+    Raises:
+        ValueError: shapes that do not fit, or arrays that overlap in another way. Nothing was written.
+    """
+    cdef Py_ssize_t d = dst.shape[1], row_bytes = d * <Py_ssize_t>sizeof(float)
+    if src.shape[1] != d or carry.shape[0] != d:
+        raise ValueError(f"dst, src and carry must have one width, got {d}, {src.shape[1]} and {carry.shape[0]}")
+    if n < 0 or n > dst.shape[0] or n > src.shape[0]:
+        raise ValueError(f"n must be in [0, {min(dst.shape[0], src.shape[0])}], got {n}")
+    if n == 0 or d == 0:
+        return
+    cdef float *to = &dst[0, 0]
+    cdef const float *rows = &src[0, 0]
+    cdef float *kept = &carry[0]
+    if _overlap(kept, row_bytes, to, n * row_bytes) or _overlap(kept, row_bytes, rows, n * row_bytes):
+        raise ValueError("carry shares memory with dst or src")
+    if to != rows and _overlap(to, n * row_bytes, rows, n * row_bytes):
+        raise ValueError("dst and src overlap without being the same rows")
+    with nogil:
+        if to == rows:
+            _shift_in_place(to, kept, n, d)
+        else:
+            memcpy(to, kept, row_bytes)
+            memcpy(to + d, rows, (n - 1) * row_bytes)
+            memcpy(kept, rows + (n - 1) * d, row_bytes)
+
+
+cdef inline int _check_ids(const int32_t *ids, Py_ssize_t n, Py_ssize_t limit, str name) except -1:
+    cdef Py_ssize_t i
+    for i in range(n):
+        if ids[i] < 0 or ids[i] >= limit:
+            raise ValueError(f"{name}[{i}] must be in [0, {limit - 1}], got {ids[i]}")
+    return 0
+
+
+def gather_rows(float[:, ::1] dst not None, const float[:, ::1] src not None, const int32_t[::1] idx not None):
+    """Copy chosen rows: ``dst[i] = src[idx[i]]``.
+
+    Args:
+        dst: OUT float32 [>= m, d], shares no memory with src.
+        src: IN float32 [n, d].
+        idx: IN int32 [m], 0 <= idx[i] < n; repeats are allowed.
+
+    Raises:
+        ValueError: shapes that do not fit, or an index out of range. Nothing was written.
+    """
+    cdef Py_ssize_t m = idx.shape[0], d = dst.shape[1], i, row_bytes = d * <Py_ssize_t>sizeof(float)
+    if src.shape[1] != d:
+        raise ValueError(f"dst and src must have one width, got {d} and {src.shape[1]}")
+    if m > dst.shape[0]:
+        raise ValueError(f"{m} rows do not fit dst of {dst.shape[0]} rows")
+    if m == 0:
+        return
+    _check_ids(&idx[0], m, src.shape[0], "idx")
+    if _overlap(&dst[0, 0], dst.shape[0] * row_bytes, &src[0, 0], src.shape[0] * row_bytes):
+        raise ValueError("dst shares memory with src")
+    cdef float *to = &dst[0, 0]
+    cdef const float *rows = &src[0, 0]
+    cdef const int32_t *ids = &idx[0]
+    with nogil:
+        for i in range(m):
+            memcpy(to + i * d, rows + ids[i] * d, row_bytes)
+
+
+# ---- rows of logits -----------------------------------------------------------------------------------------------
+
+cdef inline int _check_logits(Py_ssize_t n, Py_ssize_t v, Py_ssize_t n_out) except -1:
+    if v < 1 or v > INT32_MAX:
+        raise ValueError(f"logits must have 1 to {INT32_MAX} columns, got {v}")
+    if n_out < n:
+        raise ValueError(f"out must hold {n} values, got room for {n_out}")
+    return 0
+
+
+def argmax_rows(const float[:, ::1] logits not None, int32_t[::1] out not None):
+    """First index of the largest logit of each row. NaN never wins; a row of NaN only gives 0.
+
+    Args:
+        logits: IN float32 [n, v], v >= 1.
+        out: OUT int32 [>= n].
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], i
+    _check_logits(n, v, out.shape[0])
+    cdef const float *x = &logits[0, 0]
+    cdef int32_t *to = &out[0]
+    with nogil:
+        for i in range(n):
+            to[i] = <int32_t>ps_argmax(x + i * v, v)
+
+
+cdef void _topk_softmax(const float *x, Py_ssize_t v, Py_ssize_t k, int32_t *ids, float *probs) noexcept nogil:
+    cdef Py_ssize_t found = ps_top_k(x, v, k, probs, ids), i, m = found
+    cdef float top
+    cdef double total = 0.0
+    if found > 0:
+        top = probs[0]
+        for i in range(found):
+            # an infinite logit takes all the mass; several share it
+            probs[i] = (1.0 if probs[i] == top else 0.0) if top == INFINITY else ps_exp(probs[i] - top)
+            total += probs[i]
+        for i in range(found):
+            probs[i] = <float>(probs[i] / total)
+    i = 0
+    while m < k:  # fewer than k logits above -inf: the rest in order of id, without probability
+        if not x[i] > -INFINITY:
+            ids[m] = <int32_t>i
+            probs[m] = 0.0
+            m += 1
+        i += 1
+
+
+def topk_softmax_rows(const float[:, ::1] logits not None, int32_t[:, ::1] ids not None,
+                      float[:, ::1] probs not None):
+    """The k largest logits of each row, in descending order, and the softmax over these k only.
+
+    That is llama.cpp's draft sampler (top_k, then softmax). Ties: lower id first. -inf and NaN get probability 0; so a
+    row without any finite logit has probabilities 0.
+
+    Args:
+        logits: IN float32 [n, v].
+        ids: OUT int32 [>= n, k], 1 <= k <= v.
+        probs: OUT float32 [>= n, k].
+
+    Raises:
+        ValueError: shapes that do not fit. Nothing was written.
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], k = ids.shape[1], i
+    _check_logits(n, v, min(ids.shape[0], probs.shape[0]))
+    if probs.shape[1] != k or k < 1 or k > v:
+        raise ValueError(f"ids and probs must both have 1 to {v} columns, got {k} and {probs.shape[1]}")
+    cdef const float *x = &logits[0, 0]
+    cdef int32_t *to_ids = &ids[0, 0]
+    cdef float *to_probs = &probs[0, 0]
+    with nogil:
+        for i in range(n):
+            _topk_softmax(x + i * v, v, k, to_ids + i * k, to_probs + i * k)
+
+
+def verify_greedy(const float[:, ::1] logits not None, Py_ssize_t row0, const int32_t[::1] draft not None,
+                  int32_t[::1] out not None):
+    """Compare a draft with the target's greedy choice and collect the tokens to emit.
+
+    Row row0 + i predicts the token at draft[i]. Stops at the first mismatch, rows after it are not read.
+
+    Args:
+        logits: IN float32 [n_rows, v]; rows row0 to row0 + k belong to this sequence.
+        row0: first row.
+        draft: IN int32 [k]; k may be 0.
+        out: OUT int32 [>= k + 1]; out[0..n_accepted] are the emitted tokens: the accepted ones, then the target's own
+            token (instead of the rejected one, or the bonus token after a fully accepted draft).
+
+    Returns:
+        How many drafted tokens were accepted, 0 to k.
+
+    Raises:
+        ValueError: rows or out too short. Nothing was written.
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], k = draft.shape[0], i = 0
+    _check_logits(k + 1, v, out.shape[0])
+    if row0 < 0 or row0 > n or k + 1 > n - row0:
+        raise ValueError(f"{k + 1} rows from row {row0} are needed, logits has {n}")
+    cdef const float *x = &logits[row0, 0]
+    cdef const int32_t *want = &draft[0]
+    cdef int32_t *to = &out[0]
+    with nogil:
+        while True:
+            to[i] = <int32_t>ps_argmax(x + i * v, v)
+            if i == k or to[i] != want[i]:
+                break
+            i += 1
+    return i
+
+
+def logsumexp_rows(const float[:, ::1] logits not None, double[::1] out not None):
+    """log(sum(exp(row))) of each row, stable. -inf for a row of -inf and NaN only, +inf if +inf is in it.
+
+    Args:
+        logits: IN float32 [n, v], v >= 1.
+        out: OUT float64 [>= n]; absolute error below 1e-6.
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], i
+    _check_logits(n, v, out.shape[0])
+    cdef const float *x = &logits[0, 0]
+    cdef double *to = &out[0]
+    with nogil:
+        for i in range(n):
+            to[i] = ps_logsumexp(x + i * v, v)
+
+
+cdef double _logprob(const float *x, Py_ssize_t v, int32_t token) noexcept nogil:
+    cdef double lse
+    if not x[token] > -INFINITY:
+        return -INFINITY
+    lse = ps_logsumexp(x, v)
+    if lse == INFINITY:
+        return 0.0 if x[token] == INFINITY else -INFINITY
+    return x[token] - lse
+
+
+def logprob_rows(const float[:, ::1] logits not None, const int32_t[::1] ids not None, double[::1] out not None):
+    """log softmax of one chosen token of each row: ``logits[i, ids[i]] - logsumexp(logits[i])``.
+
+    -inf where that logit is -inf or NaN. In a row with +inf: 0 for a token with +inf, else -inf.
+
+    Args:
+        logits: IN float32 [n, v].
+        ids: IN int32 [n], 0 <= ids[i] < v.
+        out: OUT float64 [>= n].
+
+    Raises:
+        ValueError: shapes that do not fit, or an id out of range. Nothing was written.
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], i
+    _check_logits(n, v, out.shape[0])
+    if ids.shape[0] != n:
+        raise ValueError(f"ids must hold one token for each of {n} rows, got {ids.shape[0]}")
+    cdef const float *x = &logits[0, 0]
+    cdef const int32_t *tokens = &ids[0]
+    cdef double *to = &out[0]
+    _check_ids(tokens, n, v, "ids")
+    with nogil:
+        for i in range(n):
+            to[i] = _logprob(x + i * v, v, tokens[i])
+
+
+# ---- sampling -----------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t _key(float v) noexcept nogil:
+    """Unsigned integers in the order of the floats; both zeros give one key."""
+    cdef uint32_t bits
+    v = v + <float>0.0
+    memcpy(&bits, &v, sizeof(bits))
+    return ~bits if bits >> 31 else bits | 0x80000000u
+
+
+cdef Py_ssize_t _select(const float *val, Py_ssize_t n, float top, float temperature, double target,
+                        bint beyond) noexcept nogil:
+    """Where the running weight, taken in descending order of val, reaches target (beyond: exceeds it).
+
+    Radix selection from the high bits of the key down: three passes for any input, nothing is sorted. The weight of a
+    candidate is exp((val - top) / temperature), so an infinite temperature counts candidates. If rounding keeps the sum
+    below target the last candidate with weight is returned. Ties: in order of index.
+    """
+    cdef double mass[BINS]
+    cdef double base = 0.0, base_of_pick = 0.0
+    cdef uint32_t prefix = 0, mask = 0, key, width
+    cdef int level, shift, b, pick
+    cdef Py_ssize_t i, last = 0
+    for level in range(3):
+        shift = 21 if level == 0 else 10 if level == 1 else 0
+        width = 0x3ff if level == 2 else 0x7ff
+        memset(mass, 0, sizeof(mass))
+        for i in range(n):
+            key = _key(val[i])
+            if (key & mask) == prefix:
+                mass[(key >> shift) & width] += ps_exp((val[i] - top) / temperature)
+        pick = <int>width
+        base_of_pick = base
+        for b in range(<int>width, -1, -1):
+            if mass[b] > 0.0:
+                pick = b
+                base_of_pick = base
+                base += mass[b]
+                if base > target or (base == target and not beyond):
+                    break
+        base = base_of_pick
+        prefix |= <uint32_t>pick << shift
+        mask |= width << shift
+    for i in range(n):
+        if _key(val[i]) == prefix:
+            last = i
+            base += ps_exp((val[i] - top) / temperature)
+            if base > target or (base == target and not beyond):
+                break
+    return last
+
+
+cdef Py_ssize_t _keep_until(float *val, int32_t *ids, Py_ssize_t n, Py_ssize_t last) noexcept nogil:
+    """Drop the candidates after `last` in descending order; the others keep their order. Returns how many are left."""
+    cdef float low = val[last]
+    cdef Py_ssize_t i, m = 0
+    for i in range(n):
+        if val[i] > low or (val[i] == low and i <= last):
+            val[m] = val[i]
+            ids[m] = ids[i]
+            m += 1
+    return m
+
+
+cdef int32_t _draw_sorted(const float *val, const int32_t *ids, Py_ssize_t n, float temperature, double top_p,
+                          float low, double u) noexcept nogil:
+    """top_p, min_p (low), temperature and draw over candidates in descending order."""
+    cdef double total = 0.0, run = 0.0
+    cdef float top = val[0], w
+    cdef Py_ssize_t i
+    cdef int32_t token = ids[0]
+    if top_p < 1.0:
+        for i in range(n):
+            total += ps_exp(val[i] - top)
+        for i in range(n):
+            run += ps_exp(val[i] - top)
+            if run >= top_p * total:
+                n = i + 1
+                break
+    while n > 1 and val[n - 1] < low:
+        n -= 1
+    total = 0.0
+    for i in range(n):
+        total += ps_exp((val[i] - top) / temperature)
+    run = 0.0
+    for i in range(n):
+        w = ps_exp((val[i] - top) / temperature)
+        if w > 0.0:
+            run += w
+            token = ids[i]
+            if run > u * total:
+                break
+    return token
+
+
+cdef int32_t _sample(const float *x, Py_ssize_t v, float temperature, Py_ssize_t top_k, double top_p, float min_p,
+                     double u, int32_t *ids, float *val) noexcept nogil:
+    cdef float top = ps_max(x, v), low = -FLT_MAX, cut
+    cdef double total = 0.0
+    cdef Py_ssize_t n, i, m
+    if not temperature > 0.0 or top == INFINITY or top == -INFINITY:
+        return <int32_t>ps_argmax(x, v)
+    if min_p > 0.0:
+        low = min(top, top + <float>log(min_p))
+    if 0 < top_k < v and top_k <= HEAP_MAX_K:
+        n = ps_top_k(x, v, top_k, val, ids)
+        return _draw_sorted(val, ids, n, temperature, top_p, low, u)
+
+    cut = low
+    if 0 < top_k < v:
+        n = ps_collect(x, v, -FLT_MAX, val, ids)
+        if n > top_k:
+            n = _keep_until(val, ids, n, _select(val, n, top, INFINITY, <double>top_k, False))
+        if top_p < 1.0:
+            total = ps_sum_exp(val, n, top)
+    else:
+        if top_p < 1.0:
+            total = ps_sum_exp(x, v, top)
+            # Everything below this weighs less than 1 - top_p together, so it cannot be needed; e^-0.001 for rounding.
+            cut = max(low, min(top, top + <float>(log((1.0 - max(top_p, 0.0)) * total / v) - 1e-3)))
+        n = ps_collect(x, v, cut, val, ids)
+    if top_p < 1.0:
+        n = _keep_until(val, ids, n, _select(val, n, top, 1.0, top_p * total, False))
+    m = 0
+    total = 0.0
+    for i in range(n):
+        if val[i] >= low:
+            val[m] = val[i]
+            ids[m] = ids[i]
+            total += ps_exp((val[m] - top) / temperature)
+            m += 1
+    return ids[_select(val, m, top, temperature, u * total, True)]
+
+
+def sample_row(const float[::1] logits not None, double temperature, Py_ssize_t top_k, double top_p, double min_p,
+               double u, int32_t[::1] scratch_ids not None, float[::1] scratch_p not None):
+    """Draw one token: top_k, top_p, min_p, then temperature, then the inverse CDF at u in descending order.
+
+    The order is llama.cpp's default chain, so top_p and min_p see the softmax before the temperature. Ties: lower id
+    first. Nothing is sorted but a top_k set of at most 1024. A +inf logit wins (the lowest id of several).
+
+    Args:
+        logits: IN float32 [v], v >= 1.
+        temperature: >= 0; 0 is greedy.
+        top_k: candidates kept, <= 0 for all.
+        top_p: smallest set with at least this mass, >= 1 for all.
+        min_p: least probability relative to the most likely token, <= 0 for all.
+        u: in [0, 1), a uniform number.
+        scratch_ids: OUT int32 [>= v], overwritten.
+        scratch_p: OUT float32 [>= v], overwritten.
+
+    Returns:
+        A token id.
+
+    Raises:
+        ValueError: scratch too small, u or temperature out of range, a NaN option.
+    """
+    cdef Py_ssize_t v = logits.shape[0]
+    cdef int32_t token
+    _check_logits(1, v, 1)
+    if scratch_ids.shape[0] < v or scratch_p.shape[0] < v:
+        raise ValueError(
+            f"scratch_ids and scratch_p must hold {v} values, got {scratch_ids.shape[0]} and {scratch_p.shape[0]}")
+    if not 0.0 <= u < 1.0:
+        raise ValueError(f"u must be in [0, 1), got {u}")
+    if not temperature >= 0.0:
+        raise ValueError(f"temperature must be >= 0, got {temperature}")
+    if top_p != top_p or min_p != min_p:
+        raise ValueError(f"top_p and min_p must be numbers, got {top_p} and {min_p}")
+    cdef const float *x = &logits[0]
+    cdef int32_t *ids = &scratch_ids[0]
+    cdef float *val = &scratch_p[0]
+    if _overlap(x, v * sizeof(float), val, v * sizeof(float)) or _overlap(x, v * sizeof(float), ids, v * sizeof(int32_t)):
+        raise ValueError("scratch shares memory with logits")
+    with nogil:
+        token = _sample(x, v, <float>temperature, top_k, top_p, <float>min_p, u, ids, val)
+    return token
+
+
+def philox_uniform(uint64_t seed, uint64_t seq, uint64_t pos):
+    """A uniform number in [0, 1) that depends on its three arguments only, the same on every machine.
+
+    One block of Philox4x32-10 (Salmon et al., SC11): key = seed, counter = (pos, seq), each as two 32-bit words, low
+    word first. The first two output words give the 53 bits.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        seq: 0 to 2**64 - 1; the upper half is free to number several draws at one position.
+        pos: 0 to 2**64 - 1.
+
+    Raises:
+        OverflowError: an argument is negative or too large.
+    """
+    cdef uint32_t c0 = <uint32_t>pos, c1 = <uint32_t>(pos >> 32), c2 = <uint32_t>seq, c3 = <uint32_t>(seq >> 32)
+    cdef uint32_t k0 = <uint32_t>seed, k1 = <uint32_t>(seed >> 32)
+    cdef uint64_t p0, p1
+    cdef int i
+    for i in range(10):
+        p0 = <uint64_t>c0 * 0xD2511F53u
+        p1 = <uint64_t>c2 * 0xCD9E8D57u
+        c0 = <uint32_t>(p1 >> 32) ^ c1 ^ k0
+        c2 = <uint32_t>(p0 >> 32) ^ c3 ^ k1
+        c1 = <uint32_t>p1
+        c3 = <uint32_t>p0
+        k0 += 0x9E3779B9u
+        k1 += 0xBB67AE85u
+    return <double>((<uint64_t>(c0 >> 5) << 26) | (c1 >> 6)) * (1.0 / 9007199254740992.0)
+
+
+# ---- n-grams ------------------------------------------------------------------------------------------------------
+
+cdef Py_ssize_t _find_last(const int32_t *h, Py_ssize_t n, Py_ssize_t size) noexcept nogil:
+    cdef const int32_t *want = h + n - size
+    cdef Py_ssize_t j = n - size - 2, k
+    while j > 0:
+        if h[j] == want[0]:
+            k = 1
+            while k < size and h[j + k] == want[k]:
+                k += 1
+            if k == size:
+                return j
+        j -= 1
+    return -1
+
+
+def ngram_find_last(const int32_t[::1] history not None, Py_ssize_t n_hist, Py_ssize_t size_n):
+    """Start of the most recent earlier occurrence of the last size_n tokens.
+
+    The places searched are those of llama.cpp's ngram-simple: from start n_hist - size_n - 2 (so at least two tokens
+    follow the occurrence) down to 1; start 0 is never found. Occurrence and pattern may overlap.
+
+    Args:
+        history: IN int32 [>= n_hist]; the last of the n_hist tokens is the one just sampled.
+        n_hist: tokens in use.
+        size_n: length of the pattern, >= 1.
+
+    Returns:
+        The start index, or -1.
+
+    Raises:
+        ValueError: n_hist or size_n out of range.
+    """
+    cdef Py_ssize_t found
+    if n_hist < 0 or n_hist > history.shape[0]:
+        raise ValueError(f"n_hist must be in [0, {history.shape[0]}], got {n_hist}")
+    if size_n < 1:
+        raise ValueError(f"size_n must be >= 1, got {size_n}")
+    if n_hist - 2 <= size_n:
+        return -1
+    cdef const int32_t *h = &history[0]
+    with nogil:
+        found = _find_last(h, n_hist, size_n)
+    return found
