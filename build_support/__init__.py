@@ -1,0 +1,1 @@
+"""Build-time code of pyspec; never installed, and imports nothing of pyspec."""

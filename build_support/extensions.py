@@ -1,0 +1,224 @@
+"""The two extension modules, and the setuptools command that builds the native libraries before them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+from build_support import binding, native
+from build_support.config import ROOT, BuildConfig, BuildError
+
+PACKAGE = ROOT / "pyspec"
+BACKENDS = PACKAGE / "backends"
+LIB_NAMES = ("pyspec-llama", "pyspec-ggml", "pyspec-ggml-base")
+WINDOWS = sys.platform == "win32"
+
+_DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+    "embedsignature": True,
+}
+
+
+def _compile_args(config: BuildConfig) -> list[str]:
+    if WINDOWS:
+        return ["/O2"]
+    return ["-O2", "-g"] if config.debug else ["-O3", "-g0"]
+
+
+def _link_args(config: BuildConfig, *, rpath: bool) -> list[str]:
+    if WINDOWS:
+        return []
+    args: list[str] = [] if config.debug or sys.platform == "darwin" else ["-Wl,-s"]
+    if rpath:
+        args.append("-Wl,-rpath,@loader_path/lib" if sys.platform == "darwin" else "-Wl,-rpath,$ORIGIN/lib")
+    return args
+
+
+def _kernel_extensions(config: BuildConfig) -> list[Extension]:
+    sources = [path for path in (PACKAGE / "_core.pyx",) if path.exists()]
+    return [
+        Extension(
+            f"pyspec.{path.stem}",
+            [path.relative_to(ROOT).as_posix()],
+            depends=[p.relative_to(ROOT).as_posix() for p in (*PACKAGE.glob("*.pxd"), *PACKAGE.glob("*.h"))],
+            include_dirs=[PACKAGE.relative_to(ROOT).as_posix()],
+            extra_compile_args=_compile_args(config),
+            extra_link_args=_link_args(config, rpath=False),
+        )
+        for path in sources
+    ]
+
+
+def _binding_extension(config: BuildConfig) -> list[Extension]:
+    if not (BACKENDS / "_shim.cpp").exists():
+        return []
+    inputs = ("_cdef.h", "_shim.h", "_shim.cpp")
+    return [
+        Extension(
+            binding.MODULE,
+            # Replaced by the generated file once the libraries (and so the headers) are there.
+            ["build/binding/_llama.c"],
+            depends=[(BACKENDS / name).relative_to(ROOT).as_posix() for name in inputs],
+            include_dirs=[BACKENDS.relative_to(ROOT).as_posix()],
+            libraries=list(LIB_NAMES),
+            language="c++",
+            extra_compile_args=_compile_args(config) + ([] if WINDOWS else ["-fvisibility=hidden"]),
+            extra_link_args=_link_args(config, rpath=True),
+        )
+    ]
+
+
+def extension_list() -> list[Extension]:
+    """Return the extension modules for ``setup()``."""
+    try:
+        config = BuildConfig.from_env()
+    except BuildError as exc:
+        raise SystemExit(f"error: {exc}") from None
+    return _kernel_extensions(config) + _binding_extension(config)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write ``text``, leaving an equal file and its time stamp alone."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def place_native(build: native.NativeBuild, package_dir: Path) -> None:
+    """Put the libraries and ``_build_info.py`` into a package folder, and remove libraries of earlier builds."""
+    target = package_dir / "backends" / "lib"
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.iterdir():
+        if old.name not in build.libraries:
+            old.unlink()
+    for name in build.libraries:
+        source, dest = build.install_dir / name, target / name
+        if dest.exists() and _size_and_time(dest) == _size_and_time(source):
+            continue
+        # A new file, not new content: the old one may be mapped into a running process.
+        partial = dest.with_name(f"{name}.part")
+        shutil.copy2(source, partial)
+        os.replace(partial, dest)
+    lines = ['"""What the native libraries beside this file were built from. Generated; do not edit."""', ""]
+    lines += ["from __future__ import annotations", "", "from typing import Any", "", "BUILD_INFO: dict[str, Any] = {"]
+    lines += [f"    {key!r}: {value!r}," for key, value in build.info.items()]
+    write_if_changed(package_dir / "_build_info.py", "\n".join([*lines, "}", ""]))
+
+
+def _is_newer(target: Path, inputs: list[str]) -> bool:
+    if not target.exists():
+        return False
+    built = target.stat().st_mtime
+    return all(os.stat(name).st_mtime <= built for name in inputs)
+
+
+class BuildExt(build_ext):
+    """Builds the native libraries, then the extension modules against them."""
+
+    _native: native.NativeBuild
+    _config: BuildConfig
+
+    def run(self) -> None:
+        try:
+            self._config = BuildConfig.from_env()
+            self._native = native.build(self._config)
+            self._prepare_sources()
+        except BuildError as exc:
+            raise SystemExit(f"\nerror: {exc}\n") from None
+        package_dir = PACKAGE if self.inplace else Path(self.build_lib) / "pyspec"
+        place_native(self._native, package_dir)
+        super().run()
+
+    def _prepare_sources(self) -> None:
+        """Generate the C sources and make every extension depend on what its flags and headers come from."""
+        # Changed options change this file, and with it every extension is out of date.
+        options = self._config.build_dir / "extension-options.json"
+        info = {key: value for key, value in self._native.info.items() if key != "compiler"}
+        write_if_changed(options, json.dumps([info, self._config.compilers, sys.version], indent=1))
+        for extension in self.extensions:
+            extension.depends = [*extension.depends, str(options), __file__, str(PACKAGE / "_version.py")]
+            if extension.name == binding.MODULE:
+                generated = binding.generate(BACKENDS, self._config.build_dir / "binding" / "_llama.c")
+                extension.sources = [os.path.relpath(generated, ROOT)]
+                source = self._native.source_dir
+                extension.include_dirs += [str(source / name) for name in ("include", "ggml/include", "src")]
+                extension.library_dirs.append(str(self._native.install_dir))
+                extension.depends.append(binding.__file__)
+                extension.depends += [str(path) for path in source.glob("include/*.h")]
+                extension.depends += [str(path) for path in source.glob("ggml/include/*.h")]
+                extension.depends += [str(path) for path in source.glob("src/llama-ext.h")]
+        kernels = [ext for ext in self.extensions if any(name.endswith(".pyx") for name in ext.sources)]
+        if kernels:
+            self._cythonize(kernels)
+
+    def _cythonize(self, kernels: list[Extension]) -> None:
+        try:
+            from Cython.Build import cythonize
+        except ImportError:
+            raise BuildError("Cython was not found. Install it: python -m pip install cython") from None
+        directives = dict(_DIRECTIVES)
+        if self._config.debug:
+            directives.update(boundscheck=True, initializedcheck=True)
+        compiled = cythonize(
+            kernels,
+            build_dir=str(self._config.build_dir / ("cython-debug" if self._config.debug else "cython")),
+            compiler_directives=directives,
+            force=bool(self.force),
+            quiet=True,
+        )
+        for extension in compiled:
+            # cythonize returns copies, while other commands hold on to the first objects.
+            original = next(ext for ext in kernels if ext.name == extension.name)
+            original.sources = extension.sources
+
+    def build_extension(self, ext: Extension) -> None:
+        if not self.force and _is_newer(Path(self.get_ext_fullpath(ext.name)), [*ext.sources, *ext.depends]):
+            return
+        native.say(f"extension {ext.name}")
+        if ext.name == binding.MODULE:
+            ext.extra_objects = [*self._compile_shim(ext)]
+        super().build_extension(ext)
+
+    def _compile_shim(self, ext: Extension) -> list[str]:
+        # By itself, because a C++ standard flag given to both languages is an error for one of them.
+        shim = BACKENDS / "_shim.cpp"
+        flags = ["-std=c++17", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
+        if WINDOWS:
+            flags = ["/std:c++17", "/EHsc"]
+        return list(
+            self.compiler.compile(
+                [shim.relative_to(ROOT).as_posix()],
+                output_dir=self.build_temp,
+                include_dirs=ext.include_dirs,
+                macros=self._version_macros(),
+                extra_postargs=[*_compile_args(self._config), *flags],
+            )
+        )
+
+    def _version_macros(self) -> list[tuple[str, str | None]]:
+        """Return what the handshake at load time compares with the libraries it finds."""
+        info = self._native.info
+        versions = {
+            "PYSPEC_VERSION": self.distribution.get_version(),
+            "PYSPEC_LLAMA_VERSION": info["llama_version"],
+            "PYSPEC_GGML_VERSION": info["ggml_version"],
+            # As native.py hands it to CMake: a checkout of the user's may change its commit between two builds.
+            "PYSPEC_GGML_COMMIT": "external" if self._config.llama_src else info["llama_commit"],
+        }
+        return [(name, f'"{value}"') for name, value in versions.items()]

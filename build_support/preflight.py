@@ -1,0 +1,98 @@
+"""What must be installed, asked before a long compile starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from build_support.config import BuildConfig, BuildError
+
+_COMPILER_HELP = (
+    "Debian or Ubuntu: apt install g++   Fedora: dnf install gcc-c++   macOS: xcode-select --install\n"
+    "A compiler elsewhere: set CC and CXX."
+)
+
+
+def _which(name: str, environ: Mapping[str, str]) -> str | None:
+    return shutil.which(name, path=environ.get("PATH", ""))
+
+
+def _find_compiler(variable: str, candidates: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    wanted = environ.get(variable, "").split()
+    if wanted:
+        found = _which(wanted[0], environ)
+        if found is None:
+            raise BuildError(f"{variable}={environ[variable]!r}: there is no such program.\n{_COMPILER_HELP}")
+        return found
+    for name in candidates:
+        if found := _which(name, environ):
+            return found
+    language = "C++" if variable == "CXX" else "C"
+    raise BuildError(f"no {language} compiler found (looked for {', '.join(candidates)}).\n{_COMPILER_HELP}")
+
+
+def _require_header(name: str, environ: Mapping[str, str]) -> bool:
+    folders = ["/usr/include", "/usr/local/include", "/opt/homebrew/include"]
+    folders += [f"/usr/include/{sysconfig.get_config_var('MULTIARCH') or ''}"]
+    if sdk := environ.get("VULKAN_SDK"):
+        folders.append(f"{sdk}/include")
+    for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        folders += environ.get(variable, "").split(os.pathsep)
+    folders += [f"{prefix}/include" for prefix in environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep) if prefix]
+    return any(folder and (Path(folder) / name).is_file() for folder in folders)
+
+
+def _check_cuda(config: BuildConfig, environ: Mapping[str, str]) -> None:
+    if any("CMAKE_CUDA_COMPILER=" in arg for arg in config.cmake_args) or environ.get("CUDACXX"):
+        return
+    for home in (environ.get("CUDA_HOME"), environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if home and (Path(home) / "bin" / "nvcc").exists():
+            return
+    if _which("nvcc", environ) is None:
+        raise BuildError(
+            "backend cuda: the CUDA compiler nvcc was not found. Install the CUDA toolkit (Debian: apt install "
+            "nvidia-cuda-toolkit, or NVIDIA's own packages) and put its bin folder on PATH, or set CUDACXX to nvcc."
+        )
+
+
+def _check_vulkan(config: BuildConfig, environ: Mapping[str, str]) -> None:
+    told = " ".join(config.cmake_args)
+    if _which("glslc", environ) is None and "Vulkan_GLSLC_EXECUTABLE" not in told:
+        raise BuildError("backend vulkan: the shader compiler glslc was not found. Debian: apt install glslc")
+    if "Vulkan_INCLUDE_DIR" not in told and not _require_header("vulkan/vulkan.h", environ):
+        raise BuildError(
+            "backend vulkan: vulkan/vulkan.h was not found. Debian: apt install libvulkan-dev spirv-headers "
+            "(headers of 1.4 or newer are needed; else install the Vulkan SDK and set VULKAN_SDK)"
+        )
+
+
+def check(config: BuildConfig, environ: Mapping[str, str] | None = None) -> None:
+    """Check compilers, Python headers and the SDKs of the chosen backends.
+
+    Raises:
+        BuildError: something is missing; the message names the package to install.
+    """
+    env = os.environ if environ is None else environ
+    if sys.platform != "win32":
+        _find_compiler("CC", ("cc", "gcc", "clang"), env)
+        _find_compiler("CXX", ("c++", "g++", "clang++"), env)
+    if not any((Path(sysconfig.get_path(key)) / "Python.h").is_file() for key in ("include", "platinclude")):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise BuildError(
+            f"the C headers of Python {version} (Python.h) are missing. Debian or Ubuntu: apt install python3-dev   "
+            "Fedora: dnf install python3-devel"
+        )
+    if "cuda" in config.backends:
+        _check_cuda(config, env)
+    if "vulkan" in config.backends:
+        _check_vulkan(config, env)
+    if "metal" in config.backends and sys.platform != "darwin":
+        raise BuildError("backend metal: it exists on macOS only. Take metal out of PYSPEC_BACKENDS.")
+    if "hip" in config.backends and _which("hipcc", env) is None and not Path("/opt/rocm/bin/hipcc").exists():
+        raise BuildError("backend hip: hipcc was not found. Install ROCm (Debian: apt install hipcc).")
+    if "sycl" in config.backends and _which("icpx", env) is None:
+        raise BuildError("backend sycl: icpx was not found. Install Intel's oneAPI toolkit and run its setvars.sh.")
