@@ -47,21 +47,46 @@ def default_n_threads() -> int:
     return max(1, min(n, _cgroup_cpus() or n))
 
 
-def _cgroup_cpus(root: str = "/sys/fs/cgroup") -> int | None:
+def _cgroup_cpus(root: str = "/sys/fs/cgroup", self_file: str = "/proc/self/cgroup") -> int | None:
+    """CPUs that this process's control groups allow, the tightest of the group and its parents; None: no limit."""
+    limits = []
+    for group in _own_groups(root, self_file):
+        try:
+            if group.endswith(_V1):
+                quota, period = (int(_read(f"{group}/cpu.cfs_{x}_us")) for x in ("quota", "period"))
+            else:
+                quota, period = (int(x) for x in _read(f"{group}/cpu.max").split())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        if quota > 0 and period > 0:
+            limits.append(max(1, math.ceil(quota / period)))
+    return min(limits, default=None)
+
+
+_V1 = "#v1"
+
+
+def _read(path: str) -> str:
+    with open(path.replace(_V1, ""), encoding="ascii") as f:
+        return f.read()
+
+
+def _own_groups(root: str, self_file: str) -> list[str]:
+    """Folders of this process's groups and their parents. Without a cgroup namespace the quota sits below the root."""
+    groups = {root, f"{root}/cpu{_V1}"}
     try:
-        with open(f"{root}/cpu.max") as f:
-            quota, period = f.read().split()
-        return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+        lines = _read(self_file).splitlines()
     except (OSError, ValueError):
-        pass
-    try:
-        with open(f"{root}/cpu/cpu.cfs_quota_us") as f:
-            quota_us = int(f.read())
-        with open(f"{root}/cpu/cpu.cfs_period_us") as f:
-            period_us = int(f.read())
-        return None if quota_us <= 0 else max(1, math.ceil(quota_us / period_us))
-    except (OSError, ValueError):
-        return None
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        v1 = "cpu" in controllers.split(",")
+        if controllers and not v1:
+            continue
+        base = f"{root}/cpu" if v1 else root
+        parts = [p for p in path.split("/") if p]
+        groups.update(f"{base}/{'/'.join(parts[:i])}{_V1 if v1 else ''}" for i in range(1, len(parts) + 1))
+    return sorted(groups)
 
 
 class _Options:

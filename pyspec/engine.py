@@ -62,7 +62,9 @@ class Engine:
 
     # -- requests --
 
-    def submit(self, prompt: Seq[int], params: SamplingParams | None = None, text: TextStream | None = None) -> Sequence:
+    def submit(
+        self, prompt: Seq[int], params: SamplingParams | None = None, text: TextStream | None = None
+    ) -> Sequence:
         """Queue a request; :meth:`step` works on it. The caller reads ``pieces`` and must :meth:`release` it.
 
         Raises:

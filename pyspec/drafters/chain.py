@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -54,19 +55,24 @@ class DrafterChain:
                 continue
             try:
                 drafter.run_draft(asked)
+                for r in asked:
+                    self._cut(r)
             except Exception as e:
                 for r in asked:
                     r.draft.clear()
+                    r.probs.clear()
                 self._fail(drafter, [r.seq for r in asked], e)
-            for r in asked:
-                del r.draft[r.n_max :]
-                for i, token in enumerate(r.draft):
-                    if not 0 <= token < self._n_vocab:
-                        del r.draft[i:]
-                        break
-                if r.draft:
-                    winners[r.seq] = drafter
+            winners.update((r.seq, drafter) for r in asked if r.draft)
         return winners
+
+    def _cut(self, r: DraftRequest) -> None:
+        del r.draft[r.n_max :]
+        for i, token in enumerate(r.draft):
+            if not 0 <= token < self._n_vocab:
+                del r.draft[i:]
+                break
+        # what is no integer raises here, and not in the middle of a pass
+        r.draft[:] = map(operator.index, r.draft)
 
     def process(self, batch: Batch) -> None:
         """Let all mirror the pass that the target has just evaluated."""
@@ -97,9 +103,12 @@ class DrafterChain:
                 self._fail(drafter, [], e)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all, whatever one of them raises."""
         for drafter in self.drafters:
-            drafter.close()
+            try:
+                drafter.close()
+            except Exception as e:
+                self._fail(drafter, [], e)
 
     def _is_off(self, drafter: Drafter, seq: int) -> bool:
         return drafter in self._failed.get(seq, ())
