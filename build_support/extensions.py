@@ -188,8 +188,16 @@ class BuildExt(build_ext):
             original.sources = extension.sources
 
     def build_extension(self, ext: Extension) -> None:
-        if not self.force and _is_newer(Path(self.get_ext_fullpath(ext.name)), [*ext.sources, *ext.depends]):
-            return
+        target = Path(self.get_ext_fullpath(ext.name))
+        inputs = [*ext.sources, *ext.depends]
+        if not self.force:
+            in_source = ROOT / self.get_ext_filename(self.get_ext_fullname(ext.name))
+            if not target.exists() and _is_newer(in_source, inputs):
+                # pip builds in a new folder each time; an in-place build of the same sources need not be repeated.
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(in_source, target)
+            if _is_newer(target, inputs):
+                return
         native.say(f"extension {ext.name}")
         if ext.name == binding.MODULE:
             ext.extra_objects = [*self._compile_shim(ext)]

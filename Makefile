@@ -1,0 +1,95 @@
+# The two commands are `make demo` and `make test`; `make help` lists the others.
+# Settings: PYTHON (the interpreter for the environment), VENV (where it goes), and the build's own
+# (PYSPEC_BACKENDS, CMAKE_ARGS, PYSPEC_BUILD_JOBS, ...: docs/install.md).
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+# Absolute, so that recipes may change the folder.
+PY := $(abspath $(VENV))/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+
+export PYTHONUNBUFFERED := 1
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast lint types build bench sdist wheel clean distclean
+
+help:
+	@echo "make demo       install into $(VENV), get a small model, answer a prompt with and without speculation"
+	@echo "make test       install into $(VENV) and run all checks: lint, types, tests"
+	@echo "make test-fast  the same without the slow tests"
+	@echo "make build      native libraries and extensions, in place"
+	@echo "make lint types bench sdist wheel clean distclean"
+
+# --- the environment: each stamp names what is installed, and is redone when the metadata changes ----------------------
+
+$(VENV)/.stamp-base: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: $(PYTHON) is missing or older than 3.10. Set PYTHON to a newer one." >&2; exit 1; }
+	@$(PYTHON) -m build_support
+	@echo "== environment in $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+	  || { echo "error: no environment could be made. Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PIP) install $$($(PY) -c 'import re; print(*re.findall(r"\"([^\"]+)\"", \
+	  re.search(r"^requires = (.*)$$", open("pyproject.toml").read(), re.M).group(1)))')
+	@touch $@
+
+# The libraries are built here, not inside pip, because pip hides a build's progress. Does nothing when all is current.
+build: $(VENV)/.stamp-base
+	@echo "== native libraries and extensions"
+	@$(PY) setup.py -q build_ext --inplace
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-base | build
+	@echo "== pyspec with what the command line needs"
+	$(PIP) install --no-build-isolation -e '.[cli]'
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-base | build
+	@echo "== pyspec with what the tests need"
+	$(PIP) install --no-build-isolation -e '.[test,dev]'
+	@touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp-base | build
+	$(PIP) install --no-build-isolation -e '.[bench,test]'
+	@touch $@
+
+# --- commands --------------------------------------------------------------------------------------------------------------
+
+demo: build $(VENV)/.stamp-demo
+	@echo "== the model"
+	@$(PY) examples/get_models.py smollm2
+	@echo "== the demo"
+	@$(PY) examples/demo.py
+
+test: lint types
+	@echo "== tests"
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-fast: lint types
+	@$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: build $(VENV)/.stamp-test
+	@echo "== lint"
+	@$(PY) -m ruff check .
+	@$(VENV)/bin/cython-lint pyspec
+
+types: build $(VENV)/.stamp-test
+	@echo "== types"
+	@$(PY) -m mypy
+
+bench: build $(VENV)/.stamp-bench
+	@$(PY) -m pytest benchmarks --benchmark-enable --benchmark-only $(PYTEST_ARGS)
+
+sdist: $(VENV)/.stamp-test
+	@$(PY) -m build --sdist --no-isolation
+
+wheel: $(VENV)/.stamp-test
+	@$(PY) -m build --wheel --no-isolation
+
+# clean keeps what was fetched and the environment; distclean does not.
+clean:
+	rm -rf build dist *.egg-info pyspec/_build_info.py pyspec/backends/lib
+	find pyspec -name '*.so' -delete
+
+distclean: clean
+	rm -rf $(VENV) models vendor/ggml/llama.cpp .pytest_cache .mypy_cache .ruff_cache
