@@ -22,8 +22,8 @@ def tracked_texts() -> list[Path]:
     out += [p for p in ROOT.iterdir() if p.is_file() and (p.suffix in SUFFIXES or p.name == "Makefile")]
     out += [p for p in (ROOT / "vendor" / "ggml").glob("*") if p.is_file() and p.suffix in SUFFIXES]
     skip = {"build", "__pycache__", "lib", "dist"}
-    # compiled from _core.pyx or by cffi, beside the sources
-    made = {"_core.c", "_core.cpp", "_llama.c", "_llama.cpp"}
+    # written by the build, beside the sources
+    made = {"_core.c", "_core.cpp", "_llama.c", "_llama.cpp", "_build_info.py"}
     return sorted(p for p in out if not skip & set(p.relative_to(ROOT).parts) and p.name not in made)
 
 

@@ -1,0 +1,156 @@
+"""Cost of the loop alone: the engine on fakes with fixed acceptance, no model.
+
+The fake's own time (hashing, writing logits rows) is measured apart and subtracted, so what is left is the loop:
+drafter chain, batch, verification, commit, rollback, counters. Limit: 80 us a step for one sequence with 4 drafted
+tokens.
+
+    pytest benchmarks/test_engine.py --benchmark-enable
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from fakes import FakeEvaluator, Rule
+
+from pyspec.config import SamplingParams, SpeculationParams
+from pyspec.drafters.base import Drafter, Plan
+from pyspec.engine import Engine
+from pyspec.runtime import Batch
+from pyspec.types import DraftRequest
+
+#: Most a step may cost, in microseconds, with one sequence and 4 drafted tokens.
+LIMIT_US = 80
+N_DRAFT = 4
+PROMPT = list(range(50, 80))
+
+
+class Timed(FakeEvaluator):
+    """A fake target that knows how long its own work took."""
+
+    t_ns = 0
+
+    def decode(self, batch: Batch) -> None:
+        start = perf_counter_ns()
+        super().decode(batch)
+        self.t_ns += perf_counter_ns() - start
+
+
+class Fixed(Drafter):
+    """Proposes 4 tokens, of which the first ``n_right`` are right. Its own time is not the loop's."""
+
+    name = "fixed"
+    t_ns = 0
+
+    def __init__(self, target: FakeEvaluator, n_right: int) -> None:
+        super().__init__(target, None, SpeculationParams(n_max=N_DRAFT), target.n_seq_max)
+        self.rule, self.n_right = target.rule, n_right
+        self._hash: dict[int, tuple[int, int]] = {}
+
+    @classmethod
+    def plan(cls, target: Any, draft: Any, params: SpeculationParams, n_seq: int) -> Plan:
+        return Plan(n_max=params.n_max)
+
+    def begin(self, seq: int, tokens: list[int]) -> None:
+        self._hash[seq] = (0, self.rule.hash([]))
+
+    def draft(self, requests: list[DraftRequest]) -> None:
+        start = perf_counter_ns()
+        for r in requests:
+            n, h = self._hash[r.seq]
+            h = self.rule.hash(r.tokens[n:], h)
+            self._hash[r.seq] = (len(r.tokens), h)
+            for i in range(min(r.n_max, N_DRAFT)):
+                token = self.rule.next(h)
+                r.draft.append(token if i < self.n_right else 60)
+                h = self.rule.hash([token], h)
+        self.t_ns += perf_counter_ns() - start
+
+
+def loop_us(n_seq: int, n_right: int | None, n_steps: int, n_vocab: int, temperature: float = 0.0) -> float:
+    """Microseconds of one step without the fakes' own time."""
+    target = Timed(Rule(n_vocab=n_vocab), n_seq=n_seq, n_ctx_seq=1 << 20, keep_log=False)
+    drafter = None if n_right is None else Fixed(target, n_right)
+    engine = Engine(target, [drafter] if drafter else [])
+    params = SamplingParams(max_tokens=1 << 18, temperature=temperature, seed=1)
+    sequences = [engine.submit(PROMPT, params) for _ in range(n_seq)]
+    while any(s.n_output < 8 for s in sequences):
+        engine.step()
+    for s in sequences:
+        s.pieces.clear()
+    target.t_ns = 0
+    own = drafter.t_ns if drafter else 0
+    start = perf_counter_ns()
+    for _ in range(n_steps):
+        engine.step()
+    spent = perf_counter_ns() - start - target.t_ns - ((drafter.t_ns - own) if drafter else 0)
+    if drafter:
+        assert sequences[0].stats.n_draft >= N_DRAFT * n_steps
+    return spent / n_steps / 1000
+
+
+@pytest.mark.parametrize("n_right", [0, 2, 4])
+def test_step_of_one_sequence_stays_below_the_limit(n_right: int) -> None:
+    """The best of several short runs: other work on the machine can only add time."""
+    times = [loop_us(1, n_right, 200, n_vocab=512) for _ in range(15)]
+    assert min(times) <= LIMIT_US, f"{min(times):.1f} us a step"
+
+
+@pytest.mark.parametrize("n_seq", [1, 4])
+@pytest.mark.parametrize("n_right", [None, 0, 2, 4])
+def test_loop(benchmark: Any, n_seq: int, n_right: int | None) -> None:
+    """One step of the loop; read ``extra_info.loop_us`` for the part that is not the fakes'."""
+    target = Timed(Rule(n_vocab=512), n_seq=n_seq, n_ctx_seq=1 << 20, keep_log=False)
+    engine = Engine(target, [Fixed(target, n_right)] if n_right is not None else [])
+    for _ in range(n_seq):
+        engine.submit(PROMPT, SamplingParams(max_tokens=1 << 18))
+    while any(s.prompt_pending for s in engine.active) or not engine.active:
+        engine.step()
+    benchmark.group = f"engine step, {n_seq} sequence(s)"
+    benchmark.extra_info.update(
+        n_seq=n_seq, n_draft=N_DRAFT if n_right is not None else 0, n_right=n_right, temperature=0.0, n_vocab=512
+    )
+    benchmark(engine.step)
+    benchmark.extra_info["loop_us"] = min(loop_us(n_seq, n_right, 200, n_vocab=512) for _ in range(5))
+
+
+@pytest.mark.parametrize("n_vocab", [512, 32_000])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_loop_by_vocabulary(benchmark: Any, n_vocab: int, temperature: float) -> None:
+    """What a large vocabulary and sampling add to a step."""
+    benchmark.group = "engine step by vocabulary"
+    benchmark.extra_info.update(n_seq=1, n_draft=N_DRAFT, n_right=2, n_vocab=n_vocab, temperature=temperature)
+    best = benchmark(lambda: loop_us(1, 2, 50, n_vocab, temperature))
+    benchmark.extra_info["loop_us"] = best
+    assert best > 0
+
+
+def test_step_does_not_grow_with_the_text() -> None:
+    """After 100,000 tokens a step costs what it cost at the start (within noise)."""
+    target = Timed(Rule(n_vocab=512), n_ctx_seq=1 << 20, keep_log=False, n_batch=4096, n_ubatch=4096)
+    drafter = Fixed(target, 2)
+    engine = Engine(target, [drafter])
+
+    def best(n_prompt: int) -> float:
+        seq = engine.submit(PROMPT * (n_prompt // len(PROMPT)), SamplingParams(max_tokens=1 << 18))
+        while not seq.n_output:
+            engine.step()
+        times = []
+        for _ in range(10):
+            own = target.t_ns + drafter.t_ns
+            start = perf_counter_ns()
+            for _ in range(50):
+                engine.step()
+            times.append(perf_counter_ns() - start - (target.t_ns + drafter.t_ns - own))
+        engine.release(seq)
+        return min(times) / 50_000
+
+    short, long = best(300), best(100_000)
+    assert long < 2 * short + 5, f"{short:.1f} us at 300 tokens, {long:.1f} us at 100,000"
