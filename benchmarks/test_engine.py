@@ -103,22 +103,26 @@ def test_step_of_one_sequence_stays_below_the_limit(n_right: int) -> None:
     assert min(times) <= LIMIT_US, f"{min(times):.1f} us a step"
 
 
+def measure(benchmark: Any, n_seq: int, n_right: int | None, n_vocab: int, temperature: float) -> None:
+    """One step of the engine; ``extra_info.loop_us`` is the part of it that is not the fakes'."""
+    target = Timed(Rule(n_vocab=n_vocab), n_seq=n_seq, n_ctx_seq=1 << 20, keep_log=False)
+    engine = Engine(target, [Fixed(target, n_right)] if n_right is not None else [])
+    for _ in range(n_seq):
+        engine.submit(PROMPT, SamplingParams(max_tokens=1 << 18, temperature=temperature, seed=1))
+    while any(s.prompt_pending for s in engine.active) or not engine.active:
+        engine.step()
+    n_draft = N_DRAFT if n_right is not None else 0
+    benchmark.extra_info.update(n_seq=n_seq, n_draft=n_draft, n_right=n_right, temperature=temperature, n_vocab=n_vocab)
+    benchmark(engine.step)
+    assert engine.stats.n_output > 0
+    benchmark.extra_info["loop_us"] = min(loop_us(n_seq, n_right, 200, n_vocab, temperature) for _ in range(5))
+
+
 @pytest.mark.parametrize("n_seq", [1, 4])
 @pytest.mark.parametrize("n_right", [None, 0, 2, 4])
 def test_loop(benchmark: Any, n_seq: int, n_right: int | None) -> None:
-    """One step of the loop; read ``extra_info.loop_us`` for the part that is not the fakes'."""
-    target = Timed(Rule(n_vocab=512), n_seq=n_seq, n_ctx_seq=1 << 20, keep_log=False)
-    engine = Engine(target, [Fixed(target, n_right)] if n_right is not None else [])
-    for _ in range(n_seq):
-        engine.submit(PROMPT, SamplingParams(max_tokens=1 << 18))
-    while any(s.prompt_pending for s in engine.active) or not engine.active:
-        engine.step()
     benchmark.group = f"engine step, {n_seq} sequence(s)"
-    benchmark.extra_info.update(
-        n_seq=n_seq, n_draft=N_DRAFT if n_right is not None else 0, n_right=n_right, temperature=0.0, n_vocab=512
-    )
-    benchmark(engine.step)
-    benchmark.extra_info["loop_us"] = min(loop_us(n_seq, n_right, 200, n_vocab=512) for _ in range(5))
+    measure(benchmark, n_seq, n_right, 512, 0.0)
 
 
 @pytest.mark.parametrize("n_vocab", [512, 32_000])
@@ -126,10 +130,7 @@ def test_loop(benchmark: Any, n_seq: int, n_right: int | None) -> None:
 def test_loop_by_vocabulary(benchmark: Any, n_vocab: int, temperature: float) -> None:
     """What a large vocabulary and sampling add to a step."""
     benchmark.group = "engine step by vocabulary"
-    benchmark.extra_info.update(n_seq=1, n_draft=N_DRAFT, n_right=2, n_vocab=n_vocab, temperature=temperature)
-    best = benchmark(lambda: loop_us(1, 2, 50, n_vocab, temperature))
-    benchmark.extra_info["loop_us"] = best
-    assert best > 0
+    measure(benchmark, 1, 2, n_vocab, temperature)
 
 
 def test_step_does_not_grow_with_the_text() -> None:
