@@ -39,8 +39,11 @@ def _link_args(config: BuildConfig, *, rpath: bool) -> list[str]:
     if WINDOWS:
         return []
     args: list[str] = [] if config.debug or sys.platform == "darwin" else ["-Wl,-s"]
-    if rpath:
-        args.append("-Wl,-rpath,@loader_path/lib" if sys.platform == "darwin" else "-Wl,-rpath,$ORIGIN/lib")
+    if rpath and sys.platform == "darwin":
+        args.append("-Wl,-rpath,@loader_path/lib")
+    elif rpath:
+        # Old-style rpath: it comes before LD_LIBRARY_PATH.
+        args += ["-Wl,-rpath,$ORIGIN/lib", "-Wl,--disable-new-dtags"]
     return args
 
 
@@ -186,6 +189,15 @@ class BuildExt(build_ext):
             # cythonize returns copies, while other commands hold on to the first objects.
             original = next(ext for ext in kernels if ext.name == extension.name)
             original.sources = extension.sources
+
+    def build_extensions(self) -> None:
+        # An interpreter built by hand passes its own library folder on; an extension does not need it and a wheel
+        # must not name a folder of the machine it was built on.
+        for name in ("linker_so", "linker_so_cxx"):
+            command = getattr(self.compiler, name, None)
+            if isinstance(command, list):
+                setattr(self.compiler, name, [arg for arg in command if not arg.startswith("-Wl,-rpath")])
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
