@@ -67,7 +67,7 @@ _V1 = "#v1"
 
 
 def _read(path: str) -> str:
-    with open(path.replace(_V1, ""), encoding="ascii") as f:
+    with open(path.replace(_V1, ""), encoding="utf-8", errors="surrogateescape") as f:
         return f.read()
 
 
@@ -79,7 +79,8 @@ def _own_groups(root: str, self_file: str) -> list[str]:
     except (OSError, ValueError):
         lines = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         v1 = "cpu" in controllers.split(",")
         if controllers and not v1:
             continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from ..errors import DecodeAborted
@@ -53,26 +54,22 @@ class DrafterChain:
             asked = [r for r in requests if r.seq not in winners and not self._is_off(drafter, r.seq)]
             if not asked:
                 continue
+            limits = [r.n_max for r in asked]
             try:
                 drafter.run_draft(asked)
-                for r in asked:
-                    self._cut(r)
+                for r, n_max in zip(asked, limits, strict=True):
+                    r.draft = self._checked(r.draft, n_max)
             except Exception as e:
-                for r in asked:
-                    r.draft.clear()
-                    r.probs.clear()
+                for r, n_max in zip(asked, limits, strict=True):
+                    r.draft, r.probs, r.n_max = [], [], n_max
                 self._fail(drafter, [r.seq for r in asked], e)
             winners.update((r.seq, drafter) for r in asked if r.draft)
         return winners
 
-    def _cut(self, r: DraftRequest) -> None:
-        del r.draft[r.n_max :]
-        for i, token in enumerate(r.draft):
-            if not 0 <= token < self._n_vocab:
-                del r.draft[i:]
-                break
-        # what is no integer raises here, and not in the middle of a pass
-        r.draft[:] = map(operator.index, r.draft)
+    def _checked(self, draft: Iterable[int], n_max: int) -> list[int]:
+        """At most ``n_max`` ids, up to the first unknown one. Raises TypeError for what is no integer."""
+        tokens = [operator.index(t) for t in islice(draft, n_max)]
+        return list(takewhile(lambda t: 0 <= t < self._n_vocab, tokens))
 
     def process(self, batch: Batch) -> None:
         """Let all mirror the pass that the target has just evaluated."""
