@@ -125,6 +125,7 @@ class _Worker:
 
     def __exit__(self, *_: object) -> None:
         # leaving early (a closed pipe, a second Ctrl-C): the model must not be closed under the worker
+        self._thread.join(0.05)
         while self._thread.is_alive():
             self._cancel()
             self._thread.join(0.05)

@@ -141,7 +141,7 @@ def workplace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make
 
 
-def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -151,7 +151,15 @@ def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
         "GGML_NO_BACKTRACE": "1",
     }
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+        command,
+        input=stdin,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
     )
 
 
@@ -188,6 +196,23 @@ def test_shell_examples_run(path: Path, line: int, command: str, workplace: Call
     child = run(workplace(), ["sh", "-ec", command])
     assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-4000:]
     assert child.stdout or child.stderr, "it printed nothing"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("script", "models", "stdin", "expected"),
+    [
+        ("chat.py", "target.gguf draft.gguf", "Hello\nAgain\n", r"> [^>]*\S[^>]*> [^>]*\S"),
+        ("batch.py", "target.gguf", "one\ntwo\n\nthree\n", r'(\{"prompt": "(one|two|three)", "text": ".+\n){3}'),
+        ("batch.py", "target.gguf eagle3.gguf", "one\ntwo\n", r'(\{.*"accepted": [01]\.\d+\}\n){2}'),
+    ],
+)
+def test_example_programs_run(
+    script: str, models: str, stdin: str, expected: str, workplace: Callable[[], Path]
+) -> None:
+    child = run(workplace(), [sys.executable, str(ROOT / "examples" / script), *models.split()], stdin)
+    assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-4000:]
+    assert re.search(expected, child.stdout), child.stdout
 
 
 # ---- true to the code ------------------------------------------------------------------------------
