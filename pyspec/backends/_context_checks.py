@@ -1,0 +1,146 @@
+"""What a context must satisfy before libllama is asked for it: each of these ends the process there, or goes wrong in
+silence."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..config import CACHE_TYPES, ContextParams
+from ..errors import ConfigError, NativeError, UnsupportedError
+from . import _binding
+from ._model import ModelHandle, native_model_params
+
+if TYPE_CHECKING:
+    from ._context import ContextHandle
+
+__all__ = ["check_context", "check_memory"]
+
+# ggml type number -> (bytes, values) of a block
+_BLOCKS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32), 20: (18, 32), 30: (2, 1)}
+
+
+def check_context(model: ModelHandle, params: ContextParams, other: ContextHandle | None) -> None:
+    """Raise ConfigError or UnsupportedError for a combination that cannot work."""
+    name = f"{model.path!r} ({model.architecture})"
+    if model.params.vocab_only:
+        raise UnsupportedError(f"{name} was loaded with vocab_only=True; it has no weights to compute with")
+    _check_sizes(model, params)
+    _check_mtp(model, params, name)
+    if model.architecture == "gemma4-assistant":
+        _check_assistant(params, other, name)
+
+
+def _check_sizes(model: ModelHandle, params: ContextParams) -> None:
+    n_ctx = params.n_ctx or model.n_ctx_train
+    if n_ctx <= 0:
+        raise ConfigError(f"n_ctx must be given: {model.path!r} does not say for which length it was trained")
+    n_batch = min(n_ctx, params.n_batch)  # as libllama caps it
+    if n_batch < params.n_seq_max:
+        raise ConfigError(f"n_ctx ({n_ctx}) must be at least n_seq_max ({params.n_seq_max})")
+    if 0 < params.n_outputs_max < params.n_seq_max:
+        raise ConfigError(
+            f"n_outputs_max ({params.n_outputs_max}) must be at least n_seq_max ({params.n_seq_max}): one row each"
+        )
+    n_ubatch = min(n_batch, params.n_ubatch)
+    if params.n_rs_seq and n_ubatch < params.n_rs_seq + 2:
+        raise ConfigError(
+            f"n_rs_seq ({params.n_rs_seq}) needs micro-batches of at least n_rs_seq + 2 rows; n_ctx, n_batch and n_ubatch "
+            f"leave {n_ubatch}"
+        )
+    if params.cache_type_v not in ("f32", "f16", "bf16") and params.flash_attn_code == 0:
+        raise ConfigError(f"cache_type_v={params.cache_type_v!r} needs flash attention; flash_attn is off")
+
+
+def _check_mtp(model: ModelHandle, params: ContextParams, name: str) -> None:
+    if params.ctx_type == "mtp":
+        if model.n_layer_nextn == 0:
+            raise UnsupportedError(f"{name} has no multi-token-prediction blocks: no context of ctx_type 'mtp' can be made")
+        if not model.load_mtp and model.architecture != "gemma4-assistant":
+            raise ConfigError(f"{name} was loaded without its multi-token-prediction blocks; load it with load_mtp=True")
+    elif model.is_mtp_only:
+        raise UnsupportedError(
+            f"{name} holds only multi-token-prediction blocks: use it as the draft of its target, with ctx_type 'mtp'"
+        )
+
+
+def _check_assistant(params: ContextParams, other: ContextHandle | None, name: str) -> None:
+    if other is None:
+        raise ConfigError(f"{name} reads its target's cache: pass the target's context as other")
+    if other.model.architecture != "gemma4":
+        raise ConfigError(f"{name} works with a gemma4 target only, got {other.model.architecture!r} ({other.model.path!r})")
+    if params.n_seq_max != other.n_seq_max or params.kv_unified != other.params.kv_unified:
+        raise ConfigError(
+            f"{name} shares its target's cache: n_seq_max and kv_unified must be the target's "
+            f"({other.n_seq_max}, {other.params.kv_unified}), got ({params.n_seq_max}, {params.kv_unified})"
+        )
+    used = [seq for seq in range(other.n_seq_max) if other.seq_pos_max(seq) >= 0]
+    if used:
+        raise ConfigError(
+            f"making a context for {name} clears its target's cache, and sequence {used[0]} of it is in use: "
+            "make it before the first prompt is decoded"
+        )
+
+
+def check_memory(model: ModelHandle, params: ContextParams, native_params: Any) -> None:
+    """Refuse a context larger than the memory there is.
+
+    Where memory is overcommitted or limited by a container, an allocation that is too large succeeds and the process
+    is killed when it is first written. Only asked when a rough upper bound comes near; then libllama itself computes
+    the size, without allocating.
+    """
+    available = _available_bytes()
+    if available is None or _cache_upper_bound(model, params) < 0.8 * available or model.architecture == "gemma4-assistant":
+        return
+    out = _binding.ffi.new("struct pyspec_memory *")
+    rc = _binding.lib.pyspec_context_memory(os.fsencode(model.path), native_model_params(model.params).params, native_params, out)
+    if rc == 0 and out.host_new > available:
+        raise NativeError(
+            f"context on {model.path!r} with n_ctx={params.n_ctx or model.n_ctx_train}, n_seq_max={params.n_seq_max} needs "
+            f"{out.host_new / 2**20:.0f} MiB, {available / 2**20:.0f} MiB are free: lower n_ctx or n_seq_max, or use a "
+            "smaller cache_type_k and cache_type_v",
+            func="llama_init_from_model", state="unchanged",
+        )  # fmt: skip
+
+
+def _cache_upper_bound(model: ModelHandle, params: ContextParams) -> int:
+    meta = model.metadata()
+
+    def number(key: str, default: int) -> int:
+        try:
+            return int(meta.get(f"{model.architecture}.{key}", default))
+        except ValueError:
+            return default
+
+    head = model.n_embd // max(1, model.n_head)
+    n_cells = (params.n_ctx or model.n_ctx_train) + 256 * params.n_seq_max
+    n_heads = max(model.n_head, model.n_head_kv)
+    total = 0
+    for width, cache_type in ((number("attention.key_length", head), params.cache_type_k),
+                              (number("attention.value_length", head), params.cache_type_v)):  # fmt: skip
+        block_bytes, block_values = _BLOCKS[CACHE_TYPES[cache_type]]
+        total += n_cells * n_heads * max(width, head) * block_bytes // block_values
+    return total * (model.n_layer + model.n_layer_nextn) + 4 * model.n_vocab * min(params.n_batch, n_cells)
+
+
+def _available_bytes() -> int | None:
+    """Memory this process can still get: the system's, cut to the cgroup's limit; None if unknown."""
+    free: int | None = None
+    try:
+        with open("/proc/meminfo") as f:
+            for line in f:
+                if line.startswith("MemAvailable:"):
+                    free = int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    for limit_path, usage_path in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            with open(limit_path) as f_limit, open(usage_path) as f_usage:
+                left = int(f_limit.read()) - int(f_usage.read())
+        except (OSError, ValueError):
+            continue
+        free = left if free is None else min(free, left)
+    return free

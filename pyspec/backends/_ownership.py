@@ -1,0 +1,151 @@
+"""Who frees what: one :class:`Native` per native object, one :class:`Handle` class per kind.
+
+Rules, the same for all handles:
+
+- ``close()`` frees, once; a second call does nothing. Using a closed handle raises ClosedError.
+- A child (context) keeps its parents (model, the context it shares with, thread pool). Closing a parent closes its
+  children first, whoever still holds them.
+- A handle collected unclosed is freed and a ResourceWarning is given. At interpreter exit the rest is freed in
+  silence, children first; what another thread is still computing with is left to the system.
+- A handle belongs to the process that made it: in a forked child it raises and frees nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..errors import ClosedError
+
+__all__ = ["Handle", "Native"]
+
+_HandleT = TypeVar("_HandleT", bound="Handle")
+
+# Guards the tree of natives (children, _live); held for a few instructions only, never during a native call.
+_tree_lock = threading.RLock()
+_live: dict[int, Native] = {}
+_exiting = False
+
+
+class Native:
+    """A native pointer, how to free it, its lock, its process, and the natives that depend on it.
+
+    Attributes:
+        ptr: the pointer; None once freed. lock: held while ``ptr`` is used, so that closing waits for running calls.
+        pid: the process that made it.
+    """
+
+    __slots__ = ("_children", "_parents", "_release", "kind", "lock", "pid", "ptr")
+
+    def __init__(self, kind: str, ptr: Any, release: Callable[[Any], None], parents: tuple[Native, ...] = ()) -> None:
+        self.kind = kind
+        self.ptr = ptr
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        self._release = release
+        self._parents = parents
+        self._children: dict[int, Native] = {}
+        with _tree_lock:
+            _live[id(self)] = self
+            for parent in parents:
+                parent._children[id(self)] = self
+
+    @property
+    def children(self) -> list[Native]:
+        """Open dependants, oldest first."""
+        with _tree_lock:
+            return list(self._children.values())
+
+    def close(self, blocking: bool = True) -> bool:
+        """Free the children, then this. Returns False if something is in use and ``blocking`` is False."""
+        if self.pid != os.getpid():
+            return True
+        done = all([child.close(blocking) for child in reversed(self.children)])
+        if not done or not self.lock.acquire(blocking):
+            return False
+        try:
+            ptr, self.ptr = self.ptr, None
+            if ptr is not None:
+                self._release(ptr)
+        finally:
+            self.lock.release()
+        with _tree_lock:
+            _live.pop(id(self), None)
+            for parent in self._parents:
+                parent._children.pop(id(self), None)
+        return True
+
+
+def _close_all() -> None:
+    global _exiting
+    _exiting = True
+    with _tree_lock:
+        natives = list(_live.values())
+    for native in reversed(natives):
+        native.close(blocking=False)
+
+
+def _forget_after_fork() -> None:
+    global _tree_lock
+    _tree_lock = threading.RLock()
+    _live.clear()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class Handle:
+    """Base of the owner classes: close, context manager, collection, process guard."""
+
+    _native: Native | None = None
+
+    def _open(self) -> Native:
+        """The native object, checked.
+
+        Raises:
+            ClosedError: closed, or made by another process.
+        """
+        native = self._native
+        if native is None or native.ptr is None or native.pid != os.getpid():
+            raise self._closed_error()
+        return native
+
+    def _closed_error(self) -> ClosedError:
+        native, name = self._native, type(self).__name__
+        if native is not None and native.pid != os.getpid():
+            return ClosedError(f"this {name} belongs to process {native.pid}; a forked child must make its own")
+        return ClosedError(f"this {name} is closed")
+
+    @property
+    def closed(self) -> bool:
+        """True once freed, by ``close()`` of this handle or of one it depends on."""
+        native = self._native
+        return native is None or native.ptr is None or native.pid != os.getpid()
+
+    def close(self) -> None:
+        """Free the native object and everything that depends on it; waits for calls in other threads. Idempotent."""
+        native = self._native
+        if native is not None:
+            native.close()
+
+    def __enter__(self: _HandleT) -> _HandleT:
+        self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:
+        # module globals may be gone at interpreter exit, hence the defaults
+        native = self._native
+        if native is None or native.ptr is None or native.pid != getpid() or _exiting is not False:
+            return
+        warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+        native.close()

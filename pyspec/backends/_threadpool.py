@@ -1,0 +1,45 @@
+"""One pool of compute threads for several contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigError
+from . import _binding
+from ._ownership import Handle, Native
+from ._status import drain_log, raise_status
+
+__all__ = ["ThreadPool"]
+
+
+class ThreadPool(Handle):
+    """Owner of a ggml thread pool. Without one, every pass of a context starts and ends its own threads.
+
+    A pool serves one pass at a time: contexts that share it wait for each other (``native.lock``).
+    Closing it detaches it from its contexts, which then go on with threads of their own.
+
+    Args:
+        n_threads: threads, the caller's own included; 1 to 512.
+        poll: how hard idle threads spin before they sleep, 0 to 100.
+
+    Raises:
+        ConfigError: a value out of range. NativeError: the threads could not be made.
+    """
+
+    def __init__(self, n_threads: int, poll: int = 50) -> None:
+        if not 1 <= n_threads <= 512:
+            raise ConfigError(f"n_threads must be between 1 and 512, got {n_threads}")
+        if not 0 <= poll <= 100:
+            raise ConfigError(f"poll must be between 0 and 100, got {poll}")
+        _binding.load()
+        out = _binding.ffi.new("struct ggml_threadpool **")
+        rc = _binding.lib.pyspec_threadpool_new(n_threads, poll, out)
+        if rc:
+            raise_status(rc, "ggml_threadpool_new", f"thread pool with {n_threads} threads", "unchanged")
+        self.n_threads = n_threads
+        self._users: dict[int, Any] = {}
+        self._native = Native("thread pool", out[0], _binding.lib.pyspec_threadpool_free)
+        drain_log()
+
+    def __repr__(self) -> str:
+        return f"<ThreadPool n_threads={self.n_threads}{' closed' if self.closed else ''}>"

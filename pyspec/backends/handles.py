@@ -1,0 +1,11 @@
+"""The owner classes of native objects, one a file: ownership rules in ``_ownership``."""
+
+from __future__ import annotations
+
+from ._context import ContextHandle
+from ._model import ModelHandle
+from ._ownership import Handle
+from ._quantize import quantize
+from ._threadpool import ThreadPool
+
+__all__ = ["ContextHandle", "Handle", "ModelHandle", "ThreadPool", "quantize"]
