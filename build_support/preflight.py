@@ -16,6 +16,9 @@ _COMPILER_HELP = (
     "A compiler elsewhere: set CC and CXX."
 )
 
+# Where an SDK usually lies although it is not on PATH.
+_SDK_FOLDERS = {"cuda": "/usr/local/cuda/bin/nvcc", "hip": "/opt/rocm/bin/hipcc"}
+
 
 def _which(name: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=environ.get("PATH", ""))
@@ -35,7 +38,12 @@ def _find_compiler(variable: str, candidates: tuple[str, ...], environ: Mapping[
     raise BuildError(f"no {language} compiler found (looked for {', '.join(candidates)}).\n{_COMPILER_HELP}")
 
 
-def _require_header(name: str, environ: Mapping[str, str]) -> bool:
+def _find_sdk(backend: str, program: str, environ: Mapping[str, str]) -> bool:
+    usual = _SDK_FOLDERS.get(backend)
+    return _which(program, environ) is not None or (usual is not None and Path(usual).exists())
+
+
+def _has_header(name: str, environ: Mapping[str, str]) -> bool:
     folders = ["/usr/include", "/usr/local/include", "/opt/homebrew/include"]
     folders += [f"/usr/include/{sysconfig.get_config_var('MULTIARCH') or ''}"]
     if sdk := environ.get("VULKAN_SDK"):
@@ -49,10 +57,9 @@ def _require_header(name: str, environ: Mapping[str, str]) -> bool:
 def _check_cuda(config: BuildConfig, environ: Mapping[str, str]) -> None:
     if any("CMAKE_CUDA_COMPILER=" in arg for arg in config.cmake_args) or environ.get("CUDACXX"):
         return
-    for home in (environ.get("CUDA_HOME"), environ.get("CUDA_PATH"), "/usr/local/cuda"):
-        if home and (Path(home) / "bin" / "nvcc").exists():
-            return
-    if _which("nvcc", environ) is None:
+    if any((Path(environ[name]) / "bin" / "nvcc").exists() for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)):
+        return
+    if not _find_sdk("cuda", "nvcc", environ):
         raise BuildError(
             "backend cuda: the CUDA compiler nvcc was not found. Install the CUDA toolkit (Debian: apt install "
             "nvidia-cuda-toolkit, or NVIDIA's own packages) and put its bin folder on PATH, or set CUDACXX to nvcc."
@@ -63,7 +70,7 @@ def _check_vulkan(config: BuildConfig, environ: Mapping[str, str]) -> None:
     told = " ".join(config.cmake_args)
     if _which("glslc", environ) is None and "Vulkan_GLSLC_EXECUTABLE" not in told:
         raise BuildError("backend vulkan: the shader compiler glslc was not found. Debian: apt install glslc")
-    if "Vulkan_INCLUDE_DIR" not in told and not _require_header("vulkan/vulkan.h", environ):
+    if "Vulkan_INCLUDE_DIR" not in told and not _has_header("vulkan/vulkan.h", environ):
         raise BuildError(
             "backend vulkan: vulkan/vulkan.h was not found. Debian: apt install libvulkan-dev spirv-headers "
             "(headers of 1.4 or newer are needed; else install the Vulkan SDK and set VULKAN_SDK)"
@@ -92,7 +99,7 @@ def check(config: BuildConfig, environ: Mapping[str, str] | None = None) -> None
         _check_vulkan(config, env)
     if "metal" in config.backends and sys.platform != "darwin":
         raise BuildError("backend metal: it exists on macOS only. Take metal out of PYSPEC_BACKENDS.")
-    if "hip" in config.backends and _which("hipcc", env) is None and not Path("/opt/rocm/bin/hipcc").exists():
+    if "hip" in config.backends and not _find_sdk("hip", "hipcc", env):
         raise BuildError("backend hip: hipcc was not found. Install ROCm (Debian: apt install hipcc).")
     if "sycl" in config.backends and _which("icpx", env) is None:
         raise BuildError("backend sycl: icpx was not found. Install Intel's oneAPI toolkit and run its setvars.sh.")

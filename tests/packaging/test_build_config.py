@@ -1,0 +1,328 @@
+"""Build options, what makes a rebuild, and what a missing tool says."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+config = pytest.importorskip("build_support.config")
+from build_support import binding, native, preflight  # noqa: E402
+
+BuildConfig, BuildError = config.BuildConfig, config.BuildError
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ("cpu",)),
+        ("cuda vulkan", ("cpu", "cuda", "vulkan")),
+        ("CUDA,cpu, cuda", ("cpu", "cuda")),
+        ("metal;hip sycl", ("cpu", "metal", "hip", "sycl")),
+    ],
+)
+def test_backends(text: str, names: tuple[str, ...]) -> None:
+    assert config.parse_backends(text) == names
+
+
+def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
+    with pytest.raises(BuildError, match=r"unknown backend cudda\. Known: cpu, cuda, metal, vulkan, hip, sycl"):
+        BuildConfig.from_env({"PYSPEC_BACKENDS": "cudda vulkan"})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PYSPEC_BUILD_JOBS": "many"},
+        {"PYSPEC_BUILD_JOBS": "0"},
+        {"PYSPEC_PORTABLE": "perhaps"},
+        {"CMAKE_ARGS": "-DX='open"},
+        {"PYSPEC_LLAMA_SRC": os.sep},
+    ],
+)
+def test_a_senseless_option_names_itself(environ: dict[str, str]) -> None:
+    with pytest.raises(BuildError, match=next(iter(environ))):
+        BuildConfig.from_env(environ)
+
+
+def test_options_for_cmake() -> None:
+    options = BuildConfig.from_env({"PYSPEC_BACKENDS": "cuda", "CMAKE_ARGS": "-DGGML_CUDA_FA=OFF -DA='b c'"})
+    flags = options.cmake_options()
+    assert "-DGGML_CUDA=ON" in flags
+    assert "-DGGML_OPENMP=OFF" in flags
+    assert flags[-2:] == ["-DGGML_CUDA_FA=OFF", "-DA=b c"]  # the user's come last, so they win
+    assert "-DGGML_CPU_ALL_VARIANTS=ON" in BuildConfig(portable=True).cmake_options()
+    assert "-DPYSPEC_NATIVE=ON" in BuildConfig().cmake_options()
+
+
+# --- when to rebuild ---
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"backends": ("cpu", "vulkan")},
+    {"cmake_args": ("-DGGML_LTO=ON",)},
+    {"portable": True},
+    {"debug": True},
+    {"compilers": ("clang", "clang++")},
+    {"llama_src": Path("elsewhere")},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
+def test_a_changed_option_is_another_build(sync: ModuleType, change: dict[str, Any]) -> None:
+    pin = sync.read_pin()
+    assert native.stamp_key(BuildConfig(), pin) != native.stamp_key(replace(BuildConfig(), **change), pin)
+    assert BuildConfig().options_key() != replace(BuildConfig(), **change).options_key()
+
+
+def test_jobs_and_folders_are_no_other_build(sync: ModuleType, tmp_path: Path) -> None:
+    pin = sync.read_pin()
+    other = BuildConfig(jobs=7, build_dir=tmp_path)
+    assert native.stamp_key(BuildConfig(), pin) == native.stamp_key(other, pin)
+
+
+def test_another_pin_is_another_build(sync: ModuleType) -> None:
+    pin = sync.read_pin()
+    assert native.stamp_key(BuildConfig(), pin) != native.stamp_key(BuildConfig(), replace(pin, tree_sha256="0" * 64))
+
+
+def test_changed_build_files_are_another_build(
+    sync: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = native.stamp_key(BuildConfig(), sync.read_pin())
+    (tmp_path / "build_support").mkdir()
+    for name in native._BUILD_FILES:
+        (tmp_path / "build_support" / name).write_bytes(b"changed")
+    monkeypatch.setattr(native, "ROOT", tmp_path)
+    assert native.stamp_key(BuildConfig(), sync.read_pin()) != before
+
+
+class FakeSteps:
+    """Stands in for CMake: counts the builds and leaves one library behind."""
+
+    def __init__(self) -> None:
+        self.builds = 0
+
+    def __call__(self, config: Any, pin: Any, source: Path, folder: Path, install_dir: Path) -> None:
+        self.builds += 1
+        install_dir.mkdir(parents=True, exist_ok=True)
+        (install_dir / "libpyspec-ggml-cpu.so").write_bytes(b"library")
+
+
+@pytest.fixture
+def steps(sync: ModuleType, monkeypatch: pytest.MonkeyPatch) -> FakeSteps:
+    fake = FakeSteps()
+    if not sync.TREE_DIR.is_dir():
+        pytest.skip("vendor/ggml/llama.cpp is not there: built with PYSPEC_LLAMA_SRC")
+    monkeypatch.setattr(native, "_configure_and_compile", fake)
+    monkeypatch.setattr(preflight, "check", lambda *_: None)
+    return fake
+
+
+def test_the_second_build_does_nothing(steps: FakeSteps, tmp_path: Path) -> None:
+    options = BuildConfig(build_dir=tmp_path)
+    first, second = native.build(options), native.build(options)
+    assert (first.rebuilt, second.rebuilt, steps.builds) == (True, False, 1)
+    assert second.libraries == first.libraries == ("libpyspec-ggml-cpu.so",)
+    assert second.info == first.info
+    assert second.info["modules"] == ["cpu"]
+
+
+def test_a_changed_option_builds_again_and_the_first_build_stays(steps: FakeSteps, tmp_path: Path) -> None:
+    plain = BuildConfig(build_dir=tmp_path)
+    native.build(plain)
+    assert native.build(replace(plain, debug=True)).rebuilt
+    assert not native.build(plain).rebuilt
+    assert steps.builds == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "stamp"])
+def test_a_damaged_build_is_done_again(steps: FakeSteps, tmp_path: Path, damage: str) -> None:
+    options = BuildConfig(build_dir=tmp_path)
+    build = native.build(options)
+    library = build.install_dir / build.libraries[0]
+    if damage == "missing":
+        library.unlink()
+    elif damage == "cut":
+        library.write_bytes(b"lib")
+    else:
+        (build.install_dir.parent / "stamp.json").write_text('{"key": ')
+    assert native.build(options).rebuilt
+
+
+def test_a_failed_build_leaves_no_stamp(steps: FakeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise BuildError("boom")
+
+    options = BuildConfig(build_dir=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "_configure_and_compile", fail)
+        with pytest.raises(BuildError, match="boom"):
+            native.build(options)
+    assert native.build(options).rebuilt
+
+
+def test_a_checkout_of_the_users_is_asked_each_time(steps: FakeSteps, sync: ModuleType, tmp_path: Path) -> None:
+    """Its files may change at any time; Ninja knows which."""
+    options = BuildConfig(build_dir=tmp_path, llama_src=sync.TREE_DIR)
+    assert native.build(options).rebuilt
+    assert native.build(options).rebuilt
+    assert native.build(options).info["source"] == "external"
+
+
+def test_a_failed_step_shows_the_error_and_names_the_log(tmp_path: Path) -> None:
+    script = "print('[1/2] fine'); print('x.cpp:3: error: no such thing'); raise SystemExit(1)"
+    with pytest.raises(BuildError, match="no such thing") as caught:
+        native._run([sys.executable, "-c", script], "compiling", tmp_path / "step.log")
+    assert str(tmp_path / "step.log") in str(caught.value)
+    assert "fine" not in str(caught.value)
+    assert "[1/2] fine" in (tmp_path / "step.log").read_text()
+
+
+# --- what must be installed ---
+
+
+def programs(folder: Path, *names: str) -> dict[str, str]:
+    for name in names:
+        path = folder / name
+        path.write_text("#!/bin/sh\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": str(folder)}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="compilers are found by setuptools there")
+def test_a_missing_compiler_names_the_package_to_install(root: Path) -> None:
+    """The whole command, as `make` runs it, on a machine with nothing."""
+    env = {"PATH": "", "PYTHONPATH": str(root)}
+    run = subprocess.run(
+        [sys.executable, "-m", "build_support"], cwd=root, env=env, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert "error: no C compiler found" in run.stderr
+    assert "apt install g++" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="compilers are found by setuptools there")
+def test_compilers(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler found"):
+        preflight.check(BuildConfig(), programs(tmp_path, "cc"))
+    with pytest.raises(BuildError, match="CXX='nonsense': there is no such program"):
+        preflight.check(BuildConfig(), programs(tmp_path, "cc") | {"CXX": "nonsense"})
+    preflight.check(BuildConfig(), programs(tmp_path, "cc", "c++"))
+
+
+def test_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(BuildError, match="apt install python3-dev"):
+        preflight.check(BuildConfig(), programs(tmp_path, "cc", "c++"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("cuda", "nvcc was not found"),
+        ("vulkan", "glslc was not found. Debian: apt install glslc"),
+        ("metal", "macOS only"),
+        ("hip", "hipcc was not found"),
+        ("sycl", "icpx was not found"),
+    ],
+)
+def test_a_missing_sdk_is_named(tmp_path: Path, backend: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.sys, "platform", "linux")
+    monkeypatch.setattr(preflight, "_SDK_FOLDERS", {})
+    with pytest.raises(BuildError, match=message):
+        preflight.check(BuildConfig(backends=("cpu", backend)), programs(tmp_path, "cc", "c++"))
+
+
+def test_cuda_by_a_path_of_the_users(tmp_path: Path) -> None:
+    environ = programs(tmp_path, "cc", "c++") | {"CUDACXX": "somewhere/nvcc"}
+    preflight.check(BuildConfig(backends=("cpu", "cuda")), environ)
+
+
+# --- the binding's declarations ---
+
+
+HEADER = """\
+#ifndef H
+#define H 1
+#include <stdint.h>
+#define LONG one \\
+    two
+#ifdef __cplusplus
+#include <map>
+extern "C" {
+#  if 1
+using x = int;
+#  endif
+#endif
+typedef int pyspec_id; // kept
+#define GONE 3
+int pyspec_call(pyspec_id id);
+#ifdef __cplusplus
+} // extern "C"
+#endif
+#endif
+"""
+
+
+def test_headers_for_cffi() -> None:
+    text = binding.strip_preprocessor(HEADER)
+    assert text == "typedef int pyspec_id; // kept\nint pyspec_call(pyspec_id id);\n"
+
+
+def test_every_shim_function_is_declared_to_cffi(root: Path) -> None:
+    """What the shim offers and cffi does not see would be missing without a word."""
+    cffi = pytest.importorskip("cffi")
+    backends = root / "pyspec" / "backends"
+    ffi = cffi.FFI()
+    for name in ("_cdef.h", "_shim.h"):
+        ffi.cdef(binding.strip_preprocessor((backends / name).read_text(encoding="utf-8")))
+    declared = {name.split()[1] for name in ffi._parser._declarations if name.startswith("function ")}
+    text = (backends / "_shim.cpp").read_text(encoding="utf-8")
+    stripped = binding.strip_preprocessor((backends / "_shim.h").read_text(encoding="utf-8"))
+    assert declared
+    for function in declared:
+        if function.startswith("pyspec_"):
+            assert f"{function}(" in text, f"{function} is declared in _shim.h and not defined in _shim.cpp"
+            assert f"{function}(" in stripped
+
+
+def test_an_unreadable_declaration_names_the_header(tmp_path: Path) -> None:
+    pytest.importorskip("cffi")
+    (tmp_path / "_cdef.h").write_text("int f(;\n")
+    (tmp_path / "_shim.h").write_text("")
+    with pytest.raises(BuildError, match=r"_cdef\.h cannot be parsed"):
+        binding.generate(tmp_path, tmp_path / "out.c")
+
+
+def test_generated_source_is_left_alone_when_nothing_changed(tmp_path: Path) -> None:
+    pytest.importorskip("cffi")
+    (tmp_path / "_cdef.h").write_text("int f(int);\n")
+    (tmp_path / "_shim.h").write_text("int g(int);\n")
+    out = binding.generate(tmp_path, tmp_path / "out.c")
+    os.utime(out, (1, 1))
+    binding.generate(tmp_path, out)
+    assert out.stat().st_mtime == 1
+    (tmp_path / "_shim.h").write_text("int h(int);\n")
+    binding.generate(tmp_path, out)
+    assert out.stat().st_mtime != 1
+
+
+def test_build_info_says_what_was_built(root: Path) -> None:
+    """The record beside the libraries of this installation is the record of the stamp that made them."""
+    info = pytest.importorskip("pyspec._build_info", reason="not built").BUILD_INFO
+    assert {"llama_commit", "ggml_version", "backends", "modules", "compiler", "cmake_options"} <= set(info)
+    assert json.loads(json.dumps(info)) == info  # plain data: it goes into bug reports
+    assert str(root) not in json.dumps(info)
