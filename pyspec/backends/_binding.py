@@ -23,7 +23,6 @@ modules: list[_loader.Module] = []
 
 _lock = threading.RLock()
 _loaded = False
-_failure: Exception | None = None
 _log_level: int | None = None
 
 logger = logging.getLogger("pyspec.native")
@@ -59,7 +58,7 @@ def load() -> None:
     if _loaded:
         return
     with _lock:
-        if _loaded:
+        if is_loaded():  # by another thread meanwhile
             return
         extension = _loader.import_extension()
         ffi_, lib_ = extension.ffi, extension.lib
@@ -72,7 +71,7 @@ def load() -> None:
             reasons = "; ".join(f"{m.path.name}: {m.reason}" for m in found if not m.loaded) or "no module found"
             raise BackendLoadError(
                 f"no CPU backend could be loaded from {_loader.LIB_DIR} ({reasons}).\n"
-                f"{_loader._listing(_loader.LIB_DIR)}\n{_loader._REMEDY}"
+                f"{_loader.listing(_loader.LIB_DIR)}\n{_loader.REMEDY}"
             )
         ffi, lib, modules = ffi_, lib_, found
         _loaded = True
@@ -103,12 +102,13 @@ def _handshake(ffi: Any, lib: Any) -> None:
         if built and built != opened:
             raise AbiMismatchError(
                 f"{name}: the native binding was built for {built}, but {opened} is here "
-                f"({library_path(ffi, lib, 0)}). A build was left half done or mixed with another one. {_loader._REMEDY}"
+                f"({library_path(ffi, lib, 0)}). A build was left half done or mixed with another one. "
+                f"{_loader.REMEDY}"
             )
     if not abi.layout_ok:
         raise AbiMismatchError(
             f"the parameter structs of {library_path(ffi, lib, 0)} differ from those the native binding was built for. "
-            f"{_loader._REMEDY}"
+            f"{_loader.REMEDY}"
         )
     for which, name in enumerate(("llama_decode", "ggml_abort", "ggml_backend_load")):
         path = library_path(ffi, lib, which)
@@ -128,9 +128,7 @@ def _same_folder(path: str) -> bool:
 
 def _has_cpu(ffi: Any, lib: Any) -> bool:
     info = ffi.new("struct pyspec_device *")
-    return any(
-        lib.pyspec_device_info(i, info) == 0 and info.type == 0 for i in range(lib.pyspec_device_count())
-    )
+    return any(lib.pyspec_device_info(i, info) == 0 and info.type == 0 for i in range(lib.pyspec_device_count()))
 
 
 def _install_progress(ffi: Any) -> None:

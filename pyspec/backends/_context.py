@@ -1,4 +1,4 @@
-"""Owner of a context: evaluation, cache, output rows.
+"""Owner of a context: evaluation and output rows (cache operations: ``_context_cache``; creation: ``_context_base``).
 
 Everything a caller can get wrong is refused before libllama sees it (here, or row by row in the shim); what slips
 through to a failed assertion on this thread marks the context *lost*: further calls raise, ``close()`` still frees.
@@ -10,25 +10,27 @@ import os
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
-from ..config import CACHE_TYPES, ContextParams, default_n_threads
-from ..errors import ConfigError, InvalidBatchError, NativeError, RollbackError, State, UnsupportedError
+from ..config import ContextParams
+from ..errors import ConfigError, InvalidBatchError, NativeError, UnsupportedError
 from ..types import F32Array, I8Array, I32Array
-from . import _binding
-from ._context_checks import check_context, check_memory
+from ._context_cache import ContextCache
 from ._model import NEXTN_ARCHITECTURES, ModelHandle
-from ._ownership import Handle, Native
-from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, ERR_NULL, drain_log, last_error, last_log, raise_decode, raise_status
+from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, ERR_NULL, drain_log, last_error, raise_decode
 from ._threadpool import ThreadPool
 
 __all__ = ["ContextHandle"]
 
-_U8Array = npt.NDArray[np.uint8]
-_ON_DEVICE = 2  # LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+
+def _is_array(array: Any, dtype: Any, ndim: int) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == ndim and array.flags.c_contiguous
 
 
-class ContextHandle(Handle):
+def _refused(message: str, func: str = "llama_decode") -> InvalidBatchError:
+    return InvalidBatchError(message, func=func, state="unchanged")
+
+
+class ContextHandle(ContextCache):
     """Owner of a ``llama_context``. Holds its model and ``other``. One lock: threads are served one after the other.
 
     Rows returned by :meth:`logits`, :meth:`nextn`, :meth:`layer_input` and :meth:`sampled_candidates` are *borrowed*
@@ -52,108 +54,22 @@ class ContextHandle(Handle):
         other: ContextHandle | None = None,
         embeddings: bool = False,
     ) -> None:
-        params = ContextParams() if params is None else params
-        model_native = model._open()
-        other_native = None if other is None else other._open()
-        check_context(model, params, other)
-        ffi, lib = _binding.ffi, _binding.lib
-        self._ffi, self._lib = ffi, lib
-        self.model, self.other, self.params = model, other, params
-        self._abort_flag = ffi.new("int *")
-        native_params = _native_params(params, embeddings)
-        check_memory(model, params, native_params)
-        out = ffi.new("pyspec_context **")
-        with model_native.lock:
-            ptr = model._open().ptr
-            other_ptr = ffi.NULL if other is None else other._open().ptr
-            rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self._abort_flag, out)
-        if rc:
-            self._raise_create(rc)
-        # the release function keeps the flag alive: the context reads it until it is freed
-        flag = self._abort_flag
-        parents = (model_native,) if other_native is None else (model_native, other_native)
-        self._native = Native("context", out[0], lambda p, _flag=flag: lib.pyspec_context_free(p), parents)
-
-        info = ffi.new("struct pyspec_context_info *")
-        lib.pyspec_get_context_info(out[0], info)
-        self.n_ctx = int(info.n_ctx)
-        self.n_ctx_seq = int(info.n_ctx_seq)
-        self.n_batch = int(info.n_batch)
-        self.n_ubatch = int(info.n_ubatch)
-        self.n_seq_max = int(info.n_seq_max)
-        self.n_rs_seq = int(info.n_rs_seq)
-        self.n_outputs_max = int(info.n_outputs_max)
-        self.n_vocab = model.n_vocab
-        self.is_mtp = params.ctx_type == "mtp"
-        self._shared_memory = model.architecture == "gemma4-assistant"
-        self.n_embd_encode, self.n_embd_decode = _input_widths(model, self.is_mtp)
-
-        self._output = lib.pyspec_context_output(out[0])
+        super().__init__(model, params, other, embeddings)
+        ffi, lib = self._ffi, self._lib
+        self._output = lib.pyspec_context_output(self._ptr())
         self._c_decode, self._c_logits = lib.pyspec_decode, lib.pyspec_logits
         self._row_pointer = ffi.new("float **")
-        self._lost: str | None = None
         self._pool: ThreadPool | None = None
-        self._n_threads = (int(native_params.n_threads), int(native_params.n_threads_batch))
         self._arrays: tuple[Any, ...] = (None,) * 5
         self._pointers: tuple[Any, ...] = ()
         self._capacity = 0
         self._logits: F32Array | None = None
         self._logits_key: tuple[Any, int] = (None, -1)
+        self._logits_view: F32Array = np.empty((0, self.n_vocab), np.float32)
         self._nextn: tuple[bool, bool] = (False, False)
         self._nextn_live = False
         self._layers: set[int] = set()
         self._layers_live: frozenset[int] = frozenset()
-        self._samplers: set[int] = set()
-        self._device_states: dict[int, bytes] = {}
-        drain_log()
-
-    def _raise_create(self, rc: int) -> NoReturn:
-        reason, log = last_error(), last_log()
-        drain_log()
-        text = "\n".join(log)
-        if "requires ctx_other" in text:
-            raise ConfigError(
-                f"{self.model.path!r} has no token embeddings or output head of its own: pass the target's context as other"
-            )
-        what = f"context on {self.model.path!r} (n_ctx={self.params.n_ctx}, n_batch={self.params.n_batch}, n_seq_max={self.params.n_seq_max})"
-        if rc == ERR_ABORT:
-            reason = f"a native assertion failed: {reason}"
-        raise NativeError(f"{what} could not be made: {reason}", func="llama_init_from_model", code=rc, log=log, state="unchanged")
-
-    def __repr__(self) -> str:
-        state = " closed" if self.closed else " lost" if self._lost else ""
-        return f"<ContextHandle n_ctx={self.n_ctx} n_seq_max={self.n_seq_max} of {self.model.path!r}{state}>"
-
-    # ---- guards ----
-
-    def _ptr(self) -> Any:
-        """Pointer for a call under the lock.
-
-        Raises:
-            ClosedError: closed. NativeError: lost.
-        """
-        native = self._native
-        if native is None or native.ptr is None:
-            raise self._closed_error()
-        if self._lost is not None:
-            raise NativeError(f"this context is lost; close it. It failed with: {self._lost}", state="lost")
-        return native.ptr
-
-    def _fail(self, rc: int, func: str, what: str, state: State = "lost") -> NoReturn:
-        """Raise for a failed wrapper call and mark the context if it can no longer be trusted."""
-        if rc == ERR_ABORT or (state == "lost" and rc in (ERR_EXCEPTION, ERR_MEMORY)):
-            self._lost = f"{what}: {last_error()}"
-        raise_status(rc, func, what, state)
-
-    def _seq(self, seq: int) -> int:
-        if not 0 <= seq < self.n_seq_max:
-            raise ConfigError(f"sequence {seq} is not in [0, {self.n_seq_max}) (n_seq_max)")
-        return seq
-
-    @property
-    def lost(self) -> bool:
-        """A native assertion failed here: only ``close()`` is left."""
-        return self._lost is not None
 
     # ---- evaluation ----
 
@@ -183,7 +99,7 @@ class ContextHandle(Handle):
             if tokens is not a[0] or pos is not a[1] or seq is not a[2] or output is not a[3] or embd is not a[4]:
                 self._bind_arrays(tokens, pos, seq, output, embd)
             if n > self._capacity:
-                raise InvalidBatchError(f"n is {n}, the arrays have {self._capacity} rows", func="llama_decode", state="unchanged")
+                raise _refused(f"n is {n}, the arrays have {self._capacity} rows")
             self._logits = None
             p = self._pointers
             pool = self._pool
@@ -248,10 +164,8 @@ class ContextHandle(Handle):
             if array is None and name == "tokens":
                 pointers.append(ffi.NULL)
                 continue
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise InvalidBatchError(
-                    f"{name} must be a contiguous {np.dtype(dtype).name} array of one dimension", func="llama_decode", state="unchanged"
-                )
+            if not _is_array(array, dtype, 1):
+                raise _refused(f"{name} must be a contiguous {np.dtype(dtype).name} array of one dimension")
             pointers.append(ffi.from_buffer(ctype, array))
             capacity = min(capacity, len(array))
         if embd is None:
@@ -260,16 +174,16 @@ class ContextHandle(Handle):
             pointers.append(self._float_rows(embd, 0, self.n_embd_decode, "llama_decode"))
             capacity = min(capacity, len(embd))
         if tokens is None and embd is None:
-            raise InvalidBatchError("a batch needs tokens or embeddings", func="llama_decode", state="unchanged")
+            raise _refused("a batch needs tokens or embeddings")
         self._arrays, self._pointers, self._capacity = (tokens, pos, seq, output, embd), tuple(pointers), capacity
 
     def _float_rows(self, array: Any, n: int, width: int, func: str) -> Any:
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.ndim != 2 or not array.flags.c_contiguous:
-            raise InvalidBatchError("embd must be a contiguous float32 array of two dimensions", func=func, state="unchanged")
+        if not _is_array(array, np.float32, 2):
+            raise _refused("embd must be a contiguous float32 array of two dimensions", func)
         if array.shape[1] != width:
-            raise InvalidBatchError(f"embd rows have {array.shape[1]} values, this context takes {width}", func=func, state="unchanged")
+            raise _refused(f"embd rows have {array.shape[1]} values, this context takes {width}", func)
         if n > len(array):
-            raise InvalidBatchError(f"n is {n}, embd has {len(array)} rows", func=func, state="unchanged")
+            raise _refused(f"n is {n}, embd has {len(array)} rows", func)
         return self._ffi.from_buffer("float[]", array)
 
     # ---- output rows ----
@@ -303,7 +217,7 @@ class ContextHandle(Handle):
             if n == 0:
                 return np.empty((0, self.n_vocab), np.float32)
             if output.n_unsampled != n:
-                raise UnsupportedError("rows of sequences with a backend sampler have no logits; use sampled_candidates")
+                raise UnsupportedError("rows sampled on the device have no logits; use sampled_candidates")
             rc = self._c_logits(ptr, self._row_pointer)
             if rc:
                 self._fail(rc, "llama_get_logits", "reading logits")
@@ -331,21 +245,25 @@ class ContextHandle(Handle):
         Raises:
             NativeError: not enabled before that call, or it failed. ConfigError: more rows than it had.
         """
+        func = "llama_get_embeddings_nextn"
         with self._open().lock:
             ptr = self._ptr()
             if not self._nextn_live:
-                raise NativeError("no nextn rows: enable them (embeddings_nextn), then decode", func="llama_get_embeddings_nextn", state="unchanged")
+                raise NativeError(
+                    "no nextn rows: enable them (embeddings_nextn), then decode", func=func, state="unchanged"
+                )
             masked = self._nextn[1]
             n_outputs, n_batch_rows = int(self._output.n_outputs), int(self._output.n_rows)
             if masked and self.is_mtp and n_outputs != n_batch_rows:
                 raise NativeError(
-                    f"nextn rows of an MTP pass are wrong when only some rows are outputs ({n_outputs} of {n_batch_rows})",
-                    func="llama_get_embeddings_nextn", state="unchanged",
-                )  # fmt: skip
+                    f"nextn rows of an MTP pass are wrong unless all rows are outputs ({n_outputs} of {n_batch_rows})",
+                    func=func,
+                    state="unchanged",
+                )
             self._check_rows(n_rows, n_outputs if masked else n_batch_rows)
             rc = self._lib.pyspec_nextn(ptr, self._row_pointer)
             if rc:
-                self._fail(rc, "llama_get_embeddings_nextn", "reading nextn rows", "unchanged")
+                self._fail(rc, func, "reading nextn rows", "unchanged")
             return self._view(self._row_pointer[0], n_rows, self.model.n_embd_out)
 
     def layer_input(self, layer: int, n_rows: int) -> F32Array:
@@ -362,8 +280,9 @@ class ContextHandle(Handle):
             if layer not in self._layers_live:
                 raise NativeError(
                     f"no input rows of layer {layer}: enable it (layer_inputs_enable), then decode",
-                    func="llama_get_embeddings_layer_inp", state="unchanged",
-                )  # fmt: skip
+                    func="llama_get_embeddings_layer_inp",
+                    state="unchanged",
+                )
             self._check_rows(n_rows, int(self._output.n_rows))
             rc = self._lib.pyspec_layer_input(ptr, layer, self._row_pointer)
             if rc:
@@ -408,7 +327,8 @@ class ContextHandle(Handle):
             if rc == ERR_NULL:
                 drain_log()
                 raise UnsupportedError(
-                    f"architecture {self.model.architecture!r} does not hand out the input rows of layer {layer} (of {self.model.n_layer})"
+                    f"architecture {self.model.architecture!r} does not hand out the input rows of layer {layer} "
+                    f"(of {self.model.n_layer})"
                 )
             if rc:
                 self._fail(rc, "llama_set_embeddings_layer_inp", f"layer inputs of layer {layer}")
@@ -433,132 +353,6 @@ class ContextHandle(Handle):
             rc = self._lib.pyspec_set_causal_attn(self._ptr(), value)
             if rc:
                 self._fail(rc, "llama_set_causal_attn", "causal attention")
-
-    # ---- cache ----
-
-    def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Forget positions [p0, p1) of a sequence; negative: from the start, to the end.
-
-        Returns:
-            False if this cache cannot (recurrent state, too few snapshots, sliding window overwritten); unchanged then.
-        """
-        self._seq(seq)
-        removed = self._ffi.new("bool *")
-        with self._open().lock:
-            rc = self._lib.pyspec_seq_rm(self._ptr(), seq, p0, p1, removed)
-            if rc:
-                self._fail(rc, "llama_memory_seq_rm", f"seq_rm({seq}, {p0}, {p1})")
-        drain_log()
-        return bool(removed[0])
-
-    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
-        """Let ``dst`` see the positions [p0, p1) of ``src`` too.
-
-        Raises:
-            UnsupportedError: part of a sequence without ``kv_unified``, or memory that belongs to the target.
-        """
-        self._seq(src)
-        self._seq(dst)
-        self._own_memory("seq_cp")
-        if not self.params.kv_unified and (p0 > 0 or p1 >= 0) and src != dst:
-            raise UnsupportedError("copying part of a sequence needs kv_unified=True")
-        with self._open().lock:
-            rc = self._lib.pyspec_seq_cp(self._ptr(), src, dst, p0, p1)
-            if rc:
-                self._fail(rc, "llama_memory_seq_cp", f"seq_cp({src}, {dst}, {p0}, {p1})")
-        drain_log()
-
-    def seq_keep(self, seq: int) -> None:
-        """Forget every sequence but one (without ``kv_unified`` libllama looks at that one's own cells only)."""
-        self._seq(seq)
-        self._own_memory("seq_keep")
-        with self._open().lock:
-            rc = self._lib.pyspec_seq_keep(self._ptr(), seq)
-            if rc:
-                self._fail(rc, "llama_memory_seq_keep", f"seq_keep({seq})")
-
-    def memory_clear(self) -> None:
-        """Forget everything.
-
-        Raises:
-            UnsupportedError: the memory belongs to the target's context, which libllama would clear.
-        """
-        self._own_memory("memory_clear")
-        with self._open().lock:
-            rc = self._lib.pyspec_memory_clear(self._ptr())
-            if rc:
-                self._fail(rc, "llama_memory_clear", "memory_clear")
-
-    def _own_memory(self, what: str) -> None:
-        if self._shared_memory:
-            raise UnsupportedError(f"{what}: this draft uses the target's cache; act on the target's context")
-
-    def seq_pos_min(self, seq: int) -> int:
-        """Smallest position in the cache, -1 if empty; above 0 once a sliding window moved on."""
-        return self._seq_pos(seq)[0]
-
-    def seq_pos_max(self, seq: int) -> int:
-        """Largest position in the cache, -1 if empty."""
-        return self._seq_pos(seq)[1]
-
-    def _seq_pos(self, seq: int) -> tuple[int, int]:
-        self._seq(seq)
-        low, high = self._ffi.new("int32_t *"), self._ffi.new("int32_t *")
-        with self._open().lock:
-            rc = self._lib.pyspec_seq_pos(self._ptr(), seq, low, high)
-            if rc:
-                self._fail(rc, "llama_memory_seq_pos_min", f"positions of sequence {seq}")
-        return int(low[0]), int(high[0])
-
-    def state_seq_get(self, seq: int, flags: int = 0) -> _U8Array:
-        """The state of one sequence.
-
-        Args:
-            seq: sequence id.
-            flags: llama.h's: 1 only what cannot be recomputed (sliding window, recurrent), 2 keep it on the device.
-
-        Returns:
-            uint8 [n], owned by the caller. With flag 2 the next such call for ``seq`` makes it void.
-        """
-        self._seq(seq)
-        self._own_memory("state_seq_get")
-        size, n = self._ffi.new("uint64_t *"), self._ffi.new("uint64_t *")
-        with self._open().lock:
-            ptr = self._ptr()
-            rc = self._lib.pyspec_state_seq_size(ptr, seq, flags, size)
-            if rc:
-                self._fail(rc, "llama_state_seq_get_size_ext", f"state of sequence {seq}", "unchanged")
-            out = np.empty(int(size[0]), np.uint8)
-            rc = self._lib.pyspec_state_seq_get(ptr, seq, flags, self._ffi.from_buffer("uint8_t[]", out), len(out), n)
-            if rc:
-                self._fail(rc, "llama_state_seq_get_data_ext", f"state of sequence {seq}", "unchanged")
-            if flags & _ON_DEVICE:
-                self._device_states[seq] = out[: n[0]].tobytes()
-        return out[: int(n[0])]
-
-    def state_seq_set(self, seq: int, data: Any, flags: int = 0) -> None:
-        """Put back a state of :meth:`state_seq_get` with the same flags, into any sequence.
-
-        Raises:
-            RollbackError: the data does not fit this context, or (flag 2) is not the last state taken of its sequence.
-                The sequence's cache is then undefined: remove it.
-        """
-        self._seq(seq)
-        self._own_memory("state_seq_set")
-        view = np.frombuffer(data, np.uint8)
-        n = self._ffi.new("uint64_t *")
-        with self._open().lock:
-            ptr = self._ptr()
-            if flags & _ON_DEVICE and view.tobytes() not in self._device_states.values():
-                raise RollbackError(f"sequence {seq}: this is not the last on-device state of its sequence")
-            rc = self._lib.pyspec_state_seq_set(ptr, seq, flags, self._ffi.from_buffer("uint8_t[]", view), len(view), n)
-            if rc == ERR_ABORT:
-                self._fail(rc, "llama_state_seq_set_data_ext", f"state of sequence {seq}")
-            if rc:
-                log = last_log()
-                drain_log()
-                raise RollbackError("\n  ".join((f"sequence {seq}: the state ({len(view)} bytes) cannot be put back", *log)))
-        drain_log()
 
     # ---- sampling on the device ----
 
@@ -630,10 +424,10 @@ class ContextHandle(Handle):
             if rc:
                 self._fail(rc, "llama_attach_threadpool", "thread pool")
             if self._pool is not None:
-                self._pool._users.pop(id(self), None)
+                self._pool._users.discard(self)
             self._pool = pool
             if pool is not None:
-                pool._users[id(self)] = self
+                pool._users.add(self)
             self._apply_threads()
 
     def abort(self) -> None:
@@ -652,36 +446,3 @@ class ContextHandle(Handle):
             if rc:
                 self._fail(rc, "llama_get_memory_breakdown", "memory breakdown", "unchanged")
         return {"model": int(out.model), "context": int(out.context), "compute": int(out.compute)}
-
-
-def _native_params(params: ContextParams, embeddings: bool) -> Any:
-    ffi, lib = _binding.ffi, _binding.lib
-    p = ffi.new("struct llama_context_params *", lib.llama_context_default_params())
-    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "rope_freq_base", "rope_freq_scale",
-                 "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
-                 "offload_kqv", "op_offload", "swa_full", "kv_unified"):  # fmt: skip
-        setattr(p, name, getattr(params, name))
-    n_threads = params.n_threads or default_n_threads()
-    p.n_threads = n_threads
-    p.n_threads_batch = params.n_threads_batch or n_threads
-    # only sets the size of device-side sampling
-    p.n_outputs_max_per_seq = max(1, params.n_outputs_max // params.n_seq_max)
-    p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP if params.ctx_type == "mtp" else lib.LLAMA_CONTEXT_TYPE_DEFAULT
-    p.flash_attn_type = params.flash_attn_code
-    p.type_k = CACHE_TYPES[params.cache_type_k]
-    p.type_v = CACHE_TYPES[params.cache_type_v]
-    p.embeddings = embeddings
-    p.no_perf = True
-    return p
-
-
-def _input_widths(model: ModelHandle, is_mtp: bool) -> tuple[int, int]:
-    """Width of embedding rows for encode and decode; libllama checks neither (``llama_batch_compat``)."""
-    encode = model.n_embd_inp
-    if model.architecture == "eagle3":
-        encode = len(model.target_layer_ids) * int(model.metadata()["eagle3.target_hidden_size"])
-    elif model.architecture == "dflash":
-        encode = len(model.target_layer_ids) * model.n_embd
-    if is_mtp:
-        return encode, model.n_embd_out
-    return encode, encode if model.architecture == "dflash" else model.n_embd_inp

@@ -12,15 +12,17 @@ from . import _binding
 from ._model import ModelHandle, native_model_params
 
 if TYPE_CHECKING:
-    from ._context import ContextHandle
+    from ._context_cache import ContextCache
 
 __all__ = ["check_context", "check_memory"]
 
 # ggml type number -> (bytes, values) of a block
-_BLOCKS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32), 20: (18, 32), 30: (2, 1)}
+_BLOCKS = {
+    0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32), 20: (18, 32), 30: (2, 1),
+}  # fmt: skip
 
 
-def check_context(model: ModelHandle, params: ContextParams, other: ContextHandle | None) -> None:
+def check_context(model: ModelHandle, params: ContextParams, other: ContextCache | None) -> None:
     """Raise ConfigError or UnsupportedError for a combination that cannot work."""
     name = f"{model.path!r} ({model.architecture})"
     if model.params.vocab_only:
@@ -45,8 +47,8 @@ def _check_sizes(model: ModelHandle, params: ContextParams) -> None:
     n_ubatch = min(n_batch, params.n_ubatch)
     if params.n_rs_seq and n_ubatch < params.n_rs_seq + 2:
         raise ConfigError(
-            f"n_rs_seq ({params.n_rs_seq}) needs micro-batches of at least n_rs_seq + 2 rows; n_ctx, n_batch and n_ubatch "
-            f"leave {n_ubatch}"
+            f"n_rs_seq ({params.n_rs_seq}) needs micro-batches of at least n_rs_seq + 2 rows; "
+            f"n_ctx, n_batch and n_ubatch leave {n_ubatch}"
         )
     if params.cache_type_v not in ("f32", "f16", "bf16") and params.flash_attn_code == 0:
         raise ConfigError(f"cache_type_v={params.cache_type_v!r} needs flash attention; flash_attn is off")
@@ -55,20 +57,20 @@ def _check_sizes(model: ModelHandle, params: ContextParams) -> None:
 def _check_mtp(model: ModelHandle, params: ContextParams, name: str) -> None:
     if params.ctx_type == "mtp":
         if model.n_layer_nextn == 0:
-            raise UnsupportedError(f"{name} has no multi-token-prediction blocks: no context of ctx_type 'mtp' can be made")
+            raise UnsupportedError(f"{name} has no multi-token-prediction blocks, ctx_type 'mtp' needs them")
         if not model.load_mtp and model.architecture != "gemma4-assistant":
-            raise ConfigError(f"{name} was loaded without its multi-token-prediction blocks; load it with load_mtp=True")
+            raise ConfigError(f"{name} was loaded without its multi-token-prediction blocks; use load_mtp=True")
     elif model.is_mtp_only:
         raise UnsupportedError(
             f"{name} holds only multi-token-prediction blocks: use it as the draft of its target, with ctx_type 'mtp'"
         )
 
 
-def _check_assistant(params: ContextParams, other: ContextHandle | None, name: str) -> None:
+def _check_assistant(params: ContextParams, other: ContextCache | None, name: str) -> None:
     if other is None:
         raise ConfigError(f"{name} reads its target's cache: pass the target's context as other")
     if other.model.architecture != "gemma4":
-        raise ConfigError(f"{name} works with a gemma4 target only, got {other.model.architecture!r} ({other.model.path!r})")
+        raise ConfigError(f"{name} needs a gemma4 target, got {other.model.path!r} ({other.model.architecture})")
     if params.n_seq_max != other.n_seq_max or params.kv_unified != other.params.kv_unified:
         raise ConfigError(
             f"{name} shares its target's cache: n_seq_max and kv_unified must be the target's "
@@ -90,17 +92,21 @@ def check_memory(model: ModelHandle, params: ContextParams, native_params: Any) 
     the size, without allocating.
     """
     available = _available_bytes()
-    if available is None or _cache_upper_bound(model, params) < 0.8 * available or model.architecture == "gemma4-assistant":
+    if available is None or model.architecture == "gemma4-assistant":
+        return
+    if _cache_upper_bound(model, params) < 0.8 * available:
         return
     out = _binding.ffi.new("struct pyspec_memory *")
-    rc = _binding.lib.pyspec_context_memory(os.fsencode(model.path), native_model_params(model.params).params, native_params, out)
+    model_params = native_model_params(model.params)
+    rc = _binding.lib.pyspec_context_memory(os.fsencode(model.path), model_params.params, native_params, out)
     if rc == 0 and out.host_new > available:
         raise NativeError(
-            f"context on {model.path!r} with n_ctx={params.n_ctx or model.n_ctx_train}, n_seq_max={params.n_seq_max} needs "
-            f"{out.host_new / 2**20:.0f} MiB, {available / 2**20:.0f} MiB are free: lower n_ctx or n_seq_max, or use a "
-            "smaller cache_type_k and cache_type_v",
-            func="llama_init_from_model", state="unchanged",
-        )  # fmt: skip
+            f"context on {model.path!r} with n_ctx={params.n_ctx or model.n_ctx_train}, n_seq_max={params.n_seq_max} "
+            f"needs {out.host_new / 2**20:.0f} MiB, {available / 2**20:.0f} MiB are free: lower n_ctx or n_seq_max, "
+            "or use a smaller cache_type_k and cache_type_v",
+            func="llama_init_from_model",
+            state="unchanged",
+        )
 
 
 def _cache_upper_bound(model: ModelHandle, params: ContextParams) -> int:

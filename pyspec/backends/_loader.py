@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import BackendLoadError
 
-__all__ = ["LIB_DIR", "Module", "deepbind_flag", "import_extension", "load_modules"]
+__all__ = ["LIB_DIR", "REMEDY", "Module", "deepbind_flag", "import_extension", "listing", "load_modules"]
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 LIB_DIR = PACKAGE_DIR / "lib"
@@ -29,7 +29,7 @@ _SUFFIXES = (".dll",) if sys.platform == "win32" else (".so", ".dylib")
 _CORE = ("libpyspec-ggml-base", "libpyspec-ggml", "libpyspec-llama")
 # Registration order decides the order of devices: fast ones first, the CPU last.
 _ORDER = ("blas", "zendnn", "cann", "cuda", "hip", "metal", "musa", "sycl", "vulkan", "opencl", "openvino", "rpc")
-_REMEDY = "Install pyspec again (python -m pip install --force-reinstall pyspec-llm), or rebuild it: pip install -e ."
+REMEDY = "Install pyspec again (python -m pip install --force-reinstall pyspec-llm), or rebuild it: pip install -e ."
 
 _logger = logging.getLogger("pyspec.native")
 
@@ -58,7 +58,7 @@ def deepbind_flag() -> int:
     return getattr(os, "RTLD_DEEPBIND", 0)
 
 
-def _listing(folder: Path) -> str:
+def listing(folder: Path) -> str:
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as exc:
@@ -68,7 +68,8 @@ def _listing(folder: Path) -> str:
 
 def _find_core(name: str) -> Path | None:
     for suffix in (*_SUFFIXES, ".so", ".dylib", ".dll"):
-        if (path := LIB_DIR / (name + suffix)).exists():
+        path: Path = LIB_DIR / (name + suffix)
+        if path.exists():
             return path
     return None
 
@@ -89,7 +90,8 @@ def import_extension() -> ModuleType:
         why = f"it was built for another Python ({', '.join(built)})" if built else "it was not built"
         raise ImportError(
             f"pyspec's native binding {EXTENSION} cannot be imported: {why}. This is Python "
-            f"{sys.version_info[0]}.{sys.version_info[1]}, which needs _llama{suffixes[0]}.\n{_listing(PACKAGE_DIR)}\n{_REMEDY}"
+            f"{sys.version_info[0]}.{sys.version_info[1]}, which needs _llama{suffixes[0]}.\n"
+            f"{listing(PACKAGE_DIR)}\n{REMEDY}"
         )
     if hasattr(sys, "setdlopenflags"):
         flags = sys.getdlopenflags()
@@ -111,7 +113,7 @@ def _import_or_explain() -> ModuleType:
         missing = [name for name in _CORE if _find_core(name) is None]
         which = f"missing in {LIB_DIR}: {', '.join(missing)}" if missing else "a native library does not open"
         raise BackendLoadError(
-            f"pyspec's native libraries cannot be opened: {which}.\nsystem message: {exc}\n{_listing(LIB_DIR)}\n{_REMEDY}"
+            f"pyspec's native libraries cannot be opened: {which}.\nsystem message: {exc}\n{listing(LIB_DIR)}\n{REMEDY}"
         ) from exc
 
 

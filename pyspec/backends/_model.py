@@ -22,13 +22,16 @@ __all__ = ["ModelHandle"]
 Progress = Callable[[float], "bool | None"]
 
 _SPLIT_MODES = ("none", "layer", "row", "tensor")
-_SPECIAL = ("bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")  # fmt: skip
+_SPECIAL = (
+    "bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep",
+)  # fmt: skip
 
 #: Architectures whose graph hands out nextn rows; for others libllama leaves rows of zeros without a word.
-NEXTN_ARCHITECTURES = frozenset(
-    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 dflash eagle3 gemma4 gemma4-assistant glm-dsa glm4moe "
-    "glm5-next hy-v3 mimo2 nemotron_h nemotron_h_moe gpt-oss qwen35 qwen35moe qwen3next step35".split()
-)
+NEXTN_ARCHITECTURES = frozenset({
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek2-ocr", "deepseek32", "deepseek4", "dflash", "eagle3", "gemma4",
+    "gemma4-assistant", "glm-dsa", "glm4moe", "glm5-next", "gpt-oss", "hy_v3", "mimo2", "mistral4", "nemotron_h",
+    "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+})  # fmt: skip
 
 
 class _Progress:
@@ -64,7 +67,9 @@ class ModelHandle(Handle):
         BackendNotFoundError: a device that is not there. ConfigError: options that do not fit this machine.
     """
 
-    def __init__(self, path: str | os.PathLike[str], params: ModelParams | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], params: ModelParams | None = None, progress: Progress | None = None
+    ) -> None:
         params = ModelParams() if params is None else params
         self.params = params
         self.path = check_file(path)
@@ -220,14 +225,15 @@ class ModelHandle(Handle):
         capacity = len(text) + 8
         while True:
             out = np.empty(capacity, np.int32)
+            dst = self._ffi.from_buffer("int32_t[]", out)
             with self._locked():
                 rc = self._lib.pyspec_tokenize(
-                    self._vocab, text, len(text), self._ffi.from_buffer("int32_t[]", out), capacity, add_special, parse_special, n
+                    self._vocab, text, len(text), dst, capacity, add_special, parse_special, n
                 )
             if rc:
                 self._raise_vocab(rc, "llama_tokenize", "tokenizing")
             if n[0] <= capacity:
-                return out[: n[0]].copy()
+                return np.array(out[: n[0]])
             capacity = int(n[0])
 
     def _raise_vocab(self, rc: int, func: str, what: str) -> NoReturn:
@@ -318,7 +324,7 @@ class _Locked:
         self._native.lock.release()
 
 
-class native_model_params:  # noqa: N801 (a record: the struct with the arrays it points to)
+class native_model_params:
     """``llama_model_params`` with the memory it points to, for as long as this object lives."""
 
     __slots__ = ("devices", "params", "tensor_split")
@@ -335,9 +341,10 @@ class native_model_params:  # noqa: N801 (a record: the struct with the arrays i
         limit = int(lib.llama_max_devices())
         self.tensor_split = ffi.NULL
         if options.tensor_split is not None:
-            if len(options.tensor_split) > limit:
-                raise ConfigError(f"tensor_split has {len(options.tensor_split)} entries, at most {limit} devices are possible")
-            self.tensor_split = ffi.new("float[]", [*options.tensor_split, *[0.0] * (limit - len(options.tensor_split))])
+            shares = list(options.tensor_split)
+            if len(shares) > limit:
+                raise ConfigError(f"tensor_split has {len(shares)} entries, at most {limit} devices are possible")
+            self.tensor_split = ffi.new("float[]", shares + [0.0] * (limit - len(shares)))
             params.tensor_split = self.tensor_split
         params.n_gpu_layers = options.n_gpu_layers
         params.main_gpu = options.main_gpu

@@ -42,10 +42,17 @@ class Native:
 
     __slots__ = ("_children", "_parents", "_release", "kind", "lock", "pid", "ptr")
 
-    def __init__(self, kind: str, ptr: Any, release: Callable[[Any], None], parents: tuple[Native, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        ptr: Any,
+        release: Callable[[Any], None],
+        parents: tuple[Native, ...] = (),
+        lock: threading.RLock | None = None,
+    ) -> None:
         self.kind = kind
         self.ptr = ptr
-        self.lock = threading.RLock()
+        self.lock = threading.RLock() if lock is None else lock
         self.pid = os.getpid()
         self._release = release
         self._parents = parents
@@ -65,8 +72,8 @@ class Native:
         """Free the children, then this. Returns False if something is in use and ``blocking`` is False."""
         if self.pid != os.getpid():
             return True
-        done = all([child.close(blocking) for child in reversed(self.children)])
-        if not done or not self.lock.acquire(blocking):
+        busy = [child for child in reversed(self.children) if not child.close(blocking)]
+        if busy or not self.lock.acquire(blocking):
             return False
         try:
             ptr, self.ptr = self.ptr, None
@@ -139,7 +146,9 @@ class Handle:
         self._open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:

@@ -36,9 +36,7 @@ def select_devices(names: tuple[str, ...] | None) -> list[Device] | None:
     for name in names:
         device = by_name.get(name.lower())
         if device is None:
-            raise BackendNotFoundError(
-                f"{source}: no device {name!r}; there are: {', '.join(d.name for d in known)}"
-            )
+            raise BackendNotFoundError(f"{source}: no device {name!r}; there are: {', '.join(d.name for d in known)}")
         if device.kind in ("gpu", "igpu") and device not in chosen:
             chosen.append(device)
     return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import NoReturn
 
@@ -17,7 +18,10 @@ from ..errors import (
 )
 from . import _binding
 
-__all__ = ["ERR_ABORT", "ERR_ARG", "ERR_EXCEPTION", "ERR_MEMORY", "ERR_NULL", "drain_log", "last_error", "last_log", "raise_status"]
+__all__ = [
+    "ERR_ABORT", "ERR_ARG", "ERR_EXCEPTION", "ERR_MEMORY", "ERR_NULL", "drain_log", "last_error", "last_log",
+    "raise_decode", "raise_status",
+]  # fmt: skip
 
 # enum pyspec_status of _shim.h
 ERR_ABORT = -1001
@@ -28,6 +32,15 @@ ERR_NULL = -1005
 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _drain_lock = threading.Lock()
+
+
+def _reset_after_fork() -> None:
+    global _drain_lock
+    _drain_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def last_error() -> str:
@@ -75,7 +88,8 @@ def raise_status(code: int, func: str, what: str, failed_state: State = "unchang
         raise NativeAbortError(f"{what}: a native assertion failed: {reason}", func=func, log=log, state="lost")
     if code == ERR_ARG:
         raise InvalidBatchError(f"{what}: {reason}", func=func, code=code, log=log, state="unchanged")
-    raise NativeError(f"{what}: {reason or f'{func} returned {code}'}", func=func, code=code, log=log, state=failed_state)
+    reason = reason or f"{func} returned {code}"
+    raise NativeError(f"{what}: {reason}", func=func, code=code, log=log, state=failed_state)
 
 
 def raise_decode(code: int, func: str, what: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ..errors import ConfigError
@@ -37,9 +38,17 @@ class ThreadPool(Handle):
         if rc:
             raise_status(rc, "ggml_threadpool_new", f"thread pool with {n_threads} threads", "unchanged")
         self.n_threads = n_threads
-        self._users: dict[int, Any] = {}
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # contexts it is attached to
         self._native = Native("thread pool", out[0], _binding.lib.pyspec_threadpool_free)
         drain_log()
+
+    def close(self) -> None:
+        """Detach from every context and end the threads; waits for running passes. Idempotent."""
+        if not self.closed:
+            for context in list(self._users):
+                if not context.closed and not context.lost:
+                    context.attach_threadpool(None)
+        super().close()
 
     def __repr__(self) -> str:
         return f"<ThreadPool n_threads={self.n_threads}{' closed' if self.closed else ''}>"

@@ -1,0 +1,163 @@
+"""Creation and guards of a context; evaluation is in ``_context``, the cache in ``_context_cache``."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..config import CACHE_TYPES, ContextParams, default_n_threads
+from ..errors import ConfigError, NativeError, State
+from . import _binding
+from ._context_checks import check_context, check_memory
+from ._model import ModelHandle
+from ._ownership import Handle, Native
+from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, drain_log, last_error, last_log, raise_status
+
+if TYPE_CHECKING:
+    from ._context_cache import ContextCache
+
+__all__ = ["ContextBase"]
+
+# options that llama_context_params has under the same name
+_SAME_NAME = (
+    "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max", "rope_freq_base", "rope_freq_scale",
+    "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "offload_kqv",
+    "op_offload", "swa_full", "kv_unified",
+)  # fmt: skip
+
+
+class ContextBase(Handle):
+    """What the parts of :class:`ContextHandle` share: the native context, actual sizes, the lost flag."""
+
+    def __init__(
+        self,
+        model: ModelHandle,
+        params: ContextParams | None = None,
+        other: ContextCache | None = None,
+        embeddings: bool = False,
+    ) -> None:
+        params = ContextParams() if params is None else params
+        model_native = model._open()
+        other_native = None if other is None else other._open()
+        check_context(model, params, other)
+        ffi, lib = _binding.ffi, _binding.lib
+        self._ffi, self._lib = ffi, lib
+        self.model, self.other, self.params = model, other, params
+        self._abort_flag = ffi.new("int *")
+        self.n_embd_encode, self.n_embd_decode = _input_widths(model, params.ctx_type == "mtp")
+        native_params = _native_params(params, embeddings)
+        check_memory(model, params, native_params)
+        out = ffi.new("pyspec_context **")
+        with model_native.lock:
+            ptr = model._open().ptr
+            other_ptr = ffi.NULL if other is None else other._open().ptr
+            rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self._abort_flag, out)
+        if rc:
+            self._raise_create(rc)
+        self._shared_memory = model.architecture == "gemma4-assistant"
+        parents = (model_native,) if other_native is None else (model_native, other_native)
+        # a shared cache needs a shared lock
+        lock = other_native.lock if other_native is not None and self._shared_memory else None
+        # the context reads the flag until it is freed
+        release = functools.partial(_free_context, lib, self._abort_flag)
+        self._native = Native("context", out[0], release, parents, lock)
+
+        info = ffi.new("struct pyspec_context_info *")
+        lib.pyspec_get_context_info(out[0], info)
+        self.n_ctx = int(info.n_ctx)
+        self.n_ctx_seq = int(info.n_ctx_seq)
+        self.n_batch = int(info.n_batch)
+        self.n_ubatch = int(info.n_ubatch)
+        self.n_seq_max = int(info.n_seq_max)
+        self.n_rs_seq = int(info.n_rs_seq)
+        self.n_outputs_max = int(info.n_outputs_max)
+        self.n_vocab = model.n_vocab
+        self.is_mtp = params.ctx_type == "mtp"
+        self._lost: str | None = None
+        self._n_threads = (int(native_params.n_threads), int(native_params.n_threads_batch))
+        self._device_states: dict[int, bytes] = {}
+        drain_log()
+
+    def _raise_create(self, rc: int) -> NoReturn:
+        reason, log = last_error(), last_log()
+        drain_log()
+        path, p = self.model.path, self.params
+        if any("requires ctx_other" in line for line in log):
+            raise ConfigError(
+                f"{path!r} has no token embeddings or output head of its own: pass the target's context as other"
+            )
+        what = f"context on {path!r} (n_ctx={p.n_ctx}, n_batch={p.n_batch}, n_seq_max={p.n_seq_max})"
+        if rc == ERR_ABORT:
+            reason = f"a native assertion failed: {reason}"
+        message = f"{what} could not be made: {reason}"
+        raise NativeError(message, func="llama_init_from_model", code=rc, log=log, state="unchanged")
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else " lost" if self._lost else ""
+        return f"<ContextHandle n_ctx={self.n_ctx} n_seq_max={self.n_seq_max} of {self.model.path!r}{state}>"
+
+    # ---- guards ----
+
+    def _ptr(self) -> Any:
+        """Pointer for a call under the lock.
+
+        Raises:
+            ClosedError: closed. NativeError: lost.
+        """
+        native = self._native
+        if native is None or native.ptr is None:
+            raise self._closed_error()
+        if self._lost is not None:
+            raise NativeError(f"this context is lost; close it. It failed with: {self._lost}", state="lost")
+        return native.ptr
+
+    def _fail(self, rc: int, func: str, what: str, state: State = "lost") -> NoReturn:
+        """Raise for a failed wrapper call and mark the context if it can no longer be trusted."""
+        if rc == ERR_ABORT or (state == "lost" and rc in (ERR_EXCEPTION, ERR_MEMORY)):
+            self._lost = f"{what}: {last_error()}"
+        raise_status(rc, func, what, state)
+
+    def _seq(self, seq: int) -> int:
+        if not 0 <= seq < self.n_seq_max:
+            raise ConfigError(f"sequence {seq} is not in [0, {self.n_seq_max}) (n_seq_max)")
+        return seq
+
+    @property
+    def lost(self) -> bool:
+        """A native assertion failed here: only ``close()`` is left."""
+        return self._lost is not None
+
+
+def _free_context(lib: Any, _abort_flag: Any, ptr: Any) -> None:
+    lib.pyspec_context_free(ptr)
+
+
+def _native_params(params: ContextParams, embeddings: bool) -> Any:
+    ffi, lib = _binding.ffi, _binding.lib
+    p = ffi.new("struct llama_context_params *", lib.llama_context_default_params())
+    for name in _SAME_NAME:
+        setattr(p, name, getattr(params, name))
+    n_threads = params.n_threads or default_n_threads()
+    p.n_threads = n_threads
+    p.n_threads_batch = params.n_threads_batch or n_threads
+    # only sets the size of device-side sampling
+    p.n_outputs_max_per_seq = max(1, params.n_outputs_max // params.n_seq_max)
+    p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP if params.ctx_type == "mtp" else lib.LLAMA_CONTEXT_TYPE_DEFAULT
+    p.flash_attn_type = params.flash_attn_code
+    p.type_k = CACHE_TYPES[params.cache_type_k]
+    p.type_v = CACHE_TYPES[params.cache_type_v]
+    p.embeddings = embeddings
+    p.no_perf = True
+    return p
+
+
+def _input_widths(model: ModelHandle, is_mtp: bool) -> tuple[int, int]:
+    """Width of embedding rows for encode and decode; libllama checks neither (``llama_batch_compat``)."""
+    encode = model.n_embd_inp
+    if model.architecture == "eagle3":
+        encode = len(model.target_layer_ids) * int(model.metadata()["eagle3.target_hidden_size"])
+    elif model.architecture == "dflash":
+        encode = len(model.target_layer_ids) * model.n_embd
+    if is_mtp:
+        return encode, model.n_embd_out
+    return encode, encode if model.architecture == "dflash" else model.n_embd_inp
