@@ -74,6 +74,7 @@ class Drafter(ABC):
         self.params = params
         self.n_seq = n_seq
         self.n_max = params.n_max
+        self.n_min = params.n_min
         self.stats = DrafterStats(self.name)
         if draft is not None and draft.n_seq_max != n_seq:
             raise ConfigError(
@@ -166,7 +167,7 @@ class Drafter(ABC):
 
     def drop_short(self, requests: list[DraftRequest]) -> None:
         """Empty the drafts shorter than ``n_min``."""
-        n_min = self.params.n_min
+        n_min = self.n_min
         if n_min:
             for request in requests:
                 if len(request.draft) < n_min:
@@ -197,7 +198,7 @@ class DraftSampler:
 def log_setup(drafter: Drafter, draft: Evaluator | None, *extra: str) -> None:
     """Log what a drafter was set up with, as llama.cpp does: limits, GPU layers, cache types, devices."""
     params = drafter.params
-    parts = [f"n_max={drafter.n_max}, n_min={params.n_min}, p_min={params.p_min:g}", *extra]
+    parts = [f"n_max={drafter.n_max}, n_min={drafter.n_min}, p_min={params.p_min:g}", *extra]
     if draft is not None:
         model = getattr(getattr(draft, "model", None), "params", None)
         context = getattr(draft, "params", None)

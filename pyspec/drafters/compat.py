@@ -36,8 +36,8 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
 HIDDEN_ROW_ARCHITECTURES = frozenset(
     {
         "bailingmoe3", "cohere2moe", "deepseek2", "deepseek2-ocr", "deepseek32", "deepseek4", "gemma4", "glm-dsa",
-        "glm4moe", "glm5-next", "gpt-oss", "hy_v3", "mimo2", "mistral4", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe",
-        "qwen3next", "step35",
+        "glm4moe", "glm5-next", "gpt-oss", "hy_v3", "mimo2", "mistral4", "nemotron_h", "nemotron_h_moe", "qwen35",
+        "qwen35moe", "qwen3next", "step35",
     }
 )  # fmt: skip
 
