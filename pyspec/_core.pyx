@@ -17,16 +17,13 @@ NaN logits count as -inf everywhere.
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyObject_GetBuffer, PyBuffer_Release,
 )
-from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY, log
+from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int8_t, int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
 cdef enum:
     MAX_SOURCES = 64
-    HEAP_MAX_K = 1024  # above this a top-k cut is done by radix selection instead of a heap
     CARRY_CHUNK = 512
-    BINS = 2048
 
 
 cdef inline bint _overlap(const void *a, Py_ssize_t a_bytes, const void *b, Py_ssize_t b_bytes) noexcept nogil:
@@ -455,138 +452,6 @@ def logprob_rows(const float[:, ::1] logits not None, const int32_t[::1] ids not
 
 # ---- sampling -----------------------------------------------------------------------------------------------------
 
-cdef inline uint32_t _key(float v) noexcept nogil:
-    """Unsigned integers in the order of the floats; both zeros give one key."""
-    cdef uint32_t bits
-    v = v + <float>0.0
-    memcpy(&bits, &v, sizeof(bits))
-    return ~bits if bits >> 31 else bits | 0x80000000u
-
-
-cdef Py_ssize_t _select(const float *val, Py_ssize_t n, float top, float temperature, double target,
-                        bint beyond) noexcept nogil:
-    """Where the running weight, taken in descending order of val, reaches target (beyond: exceeds it).
-
-    Radix selection from the high bits of the key down: three passes for any input, nothing is sorted. The weight of a
-    candidate is exp((val - top) / temperature), so an infinite temperature counts candidates. If rounding keeps the sum
-    below target the last candidate with weight is returned. Ties: in order of index.
-    """
-    cdef double mass[BINS]
-    cdef double base = 0.0, base_of_pick = 0.0
-    cdef uint32_t prefix = 0, mask = 0, key, width
-    cdef int level, shift, b, pick
-    cdef Py_ssize_t i, last = 0
-    for level in range(3):
-        shift = 21 if level == 0 else 10 if level == 1 else 0
-        width = 0x3ff if level == 2 else 0x7ff
-        memset(mass, 0, sizeof(mass))
-        for i in range(n):
-            key = _key(val[i])
-            if (key & mask) == prefix:
-                mass[(key >> shift) & width] += ps_exp((val[i] - top) / temperature)
-        pick = <int>width
-        base_of_pick = base
-        for b in range(<int>width, -1, -1):
-            if mass[b] > 0.0:
-                pick = b
-                base_of_pick = base
-                base += mass[b]
-                if base > target or (base == target and not beyond):
-                    break
-        base = base_of_pick
-        prefix |= <uint32_t>pick << shift
-        mask |= width << shift
-    for i in range(n):
-        if _key(val[i]) == prefix:
-            last = i
-            base += ps_exp((val[i] - top) / temperature)
-            if base > target or (base == target and not beyond):
-                break
-    return last
-
-
-cdef Py_ssize_t _keep_until(float *val, int32_t *ids, Py_ssize_t n, Py_ssize_t last) noexcept nogil:
-    """Drop the candidates after `last` in descending order; the others keep their order. Returns how many are left."""
-    cdef float low = val[last]
-    cdef Py_ssize_t i, m = 0
-    for i in range(n):
-        if val[i] > low or (val[i] == low and i <= last):
-            val[m] = val[i]
-            ids[m] = ids[i]
-            m += 1
-    return m
-
-
-cdef int32_t _draw_sorted(const float *val, const int32_t *ids, Py_ssize_t n, float temperature, double top_p,
-                          float low, double u) noexcept nogil:
-    """top_p, min_p (low), temperature and draw over candidates in descending order."""
-    cdef double total = 0.0, run = 0.0
-    cdef float top = val[0], w
-    cdef Py_ssize_t i
-    cdef int32_t token = ids[0]
-    if top_p < 1.0:
-        for i in range(n):
-            total += ps_exp(val[i] - top)
-        for i in range(n):
-            run += ps_exp(val[i] - top)
-            if run >= top_p * total:
-                n = i + 1
-                break
-    while n > 1 and val[n - 1] < low:
-        n -= 1
-    total = 0.0
-    for i in range(n):
-        total += ps_exp((val[i] - top) / temperature)
-    run = 0.0
-    for i in range(n):
-        w = ps_exp((val[i] - top) / temperature)
-        if w > 0.0:
-            run += w
-            token = ids[i]
-            if run > u * total:
-                break
-    return token
-
-
-cdef int32_t _sample(const float *x, Py_ssize_t v, float temperature, Py_ssize_t top_k, double top_p, float min_p,
-                     double u, int32_t *ids, float *val) noexcept nogil:
-    cdef float top = ps_max(x, v), low = -FLT_MAX, cut
-    cdef double total = 0.0
-    cdef Py_ssize_t n, i, m
-    if not temperature > 0.0 or top == INFINITY or top == -INFINITY:
-        return <int32_t>ps_argmax(x, v)
-    if min_p > 0.0:
-        low = min(top, top + <float>log(min_p))
-    if 0 < top_k < v and top_k <= HEAP_MAX_K:
-        n = ps_top_k(x, v, top_k, val, ids)
-        return _draw_sorted(val, ids, n, temperature, top_p, low, u)
-
-    cut = low
-    if 0 < top_k < v:
-        n = ps_collect(x, v, -FLT_MAX, val, ids)
-        if n > top_k:
-            n = _keep_until(val, ids, n, _select(val, n, top, INFINITY, <double>top_k, False))
-        if top_p < 1.0:
-            total = ps_sum_exp(val, n, top)
-    else:
-        if top_p < 1.0:
-            total = ps_sum_exp(x, v, top)
-            # Everything below this weighs less than 1 - top_p together, so it cannot be needed; e^-0.001 for rounding.
-            cut = max(low, min(top, top + <float>(log((1.0 - max(top_p, 0.0)) * total / v) - 1e-3)))
-        n = ps_collect(x, v, cut, val, ids)
-    if top_p < 1.0:
-        n = _keep_until(val, ids, n, _select(val, n, top, 1.0, top_p * total, False))
-    m = 0
-    total = 0.0
-    for i in range(n):
-        if val[i] >= low:
-            val[m] = val[i]
-            ids[m] = ids[i]
-            total += ps_exp((val[m] - top) / temperature)
-            m += 1
-    return ids[_select(val, m, top, temperature, u * total, True)]
-
-
 def sample_row(const float[::1] logits not None, double temperature, Py_ssize_t top_k, double top_p, double min_p,
                double u, int32_t[::1] scratch_ids not None, float[::1] scratch_p not None):
     """Draw one token: top_k, top_p, min_p, then temperature, then the inverse CDF at u in descending order.
@@ -627,8 +492,10 @@ def sample_row(const float[::1] logits not None, double temperature, Py_ssize_t 
     cdef float *val = &scratch_p[0]
     if _overlap(x, v * sizeof(float), val, v * sizeof(float)) or _overlap(x, v * sizeof(float), ids, v * sizeof(int32_t)):
         raise ValueError("scratch shares memory with logits")
+    # 1 / 0 is +inf here, which stands for greedy, as does any temperature too small for a float32
+    cdef float scale = <float>1.0 / <float>temperature
     with nogil:
-        token = _sample(x, v, <float>temperature, top_k, top_p, <float>min_p, u, ids, val)
+        token = ps_sample(x, v, scale, top_k, top_p, <float>min_p, u, ids, val)
     return token
 
 

@@ -96,8 +96,11 @@ PS_INLINE float ps_exp_clamped(float t) {
 
 PS_INLINE float ps_exp(float d) { return ps_exp_clamped(ps_clamp(d)); }
 
-/* Sum of exp(x[i] - max) over x[0..n). max must be finite and >= every x[i]. */
-PS_CLONES static double ps_sum_exp(const float *x, ptrdiff_t n, float max) {
+/* What one logit weighs. A scale of 0 makes every logit weigh 1, but NaN and -inf, which weigh 0. */
+PS_INLINE float ps_weight(float x, float max, float scale) { return ps_exp((x - max) * scale); }
+
+/* Sum of exp((x[i] - max) * scale) over x[0..n). max must be finite and >= every x[i]; scale finite and >= 0. */
+PS_CLONES static double ps_sum_exp(const float *x, ptrdiff_t n, float max, float scale) {
     double lane[PS_LANES];
     float e[PS_LANES];
     double sum = 0.0;
@@ -105,7 +108,7 @@ PS_CLONES static double ps_sum_exp(const float *x, ptrdiff_t n, float max) {
     if (n >= PS_LANES) {
         for (int j = 0; j < PS_LANES; j++) lane[j] = 0.0;
         for (; i + PS_LANES <= n; i += PS_LANES) {
-            for (int j = 0; j < PS_LANES; j++) e[j] = ps_clamp(x[i + j] - max);
+            for (int j = 0; j < PS_LANES; j++) e[j] = ps_clamp((x[i + j] - max) * scale);
             for (int j = 0; j < PS_LANES; j++) e[j] = ps_exp_clamped(e[j]);
             for (int j = 0; j < PS_LANES; j++) lane[j] += (double)e[j];
         }
@@ -113,7 +116,7 @@ PS_CLONES static double ps_sum_exp(const float *x, ptrdiff_t n, float max) {
             for (int j = 0; j < w; j++) lane[j] += lane[j + w];
         sum = lane[0];
     }
-    for (; i < n; i++) sum += (double)ps_exp(x[i] - max);
+    for (; i < n; i++) sum += (double)ps_weight(x[i], max, scale);
     return sum;
 }
 
@@ -121,7 +124,7 @@ PS_CLONES static double ps_sum_exp(const float *x, ptrdiff_t n, float max) {
 static double ps_logsumexp(const float *x, ptrdiff_t n) {
     const float max = ps_max(x, n);
     if (max == INFINITY || max == -INFINITY) return (double)max;
-    return (double)max + log(ps_sum_exp(x, n, max));
+    return (double)max + log(ps_sum_exp(x, n, max, 1.0f));
 }
 
 /* Is (va, ia) after (vb, ib) in the order "larger value first, then lower id"? */
@@ -186,6 +189,147 @@ PS_CLONES static ptrdiff_t ps_collect(const float *x, ptrdiff_t n, float low, fl
         i += len;
     }
     return m;
+}
+
+/* ---- sampling: candidates are (val, ids) pairs, kept in order of id unless said otherwise ---- */
+
+#define PS_HEAP_MAX_K 1024 /* above this a top-k cut is done by radix selection instead of a heap */
+#define PS_BINS 2048
+
+/* Unsigned integers in the order of the floats; both zeros give one key. */
+PS_INLINE uint32_t ps_key(float v) {
+    uint32_t bits;
+    v += 0.0f;
+    memcpy(&bits, &v, sizeof bits);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+/* Where the running weight, taken in descending order of val, reaches target (beyond: exceeds it); an index, n >= 1.
+ *
+ * Radix selection from the high bits of the key down: three passes for any input, nothing is sorted. The weights are
+ * those of ps_weight, so a scale of 0 counts candidates. If rounding keeps the sum below target the last candidate that
+ * has weight is returned. Ties: in order of index. */
+static ptrdiff_t ps_select(const float *val, ptrdiff_t n, float top, float scale, double target, int beyond) {
+    static const int shifts[3] = {21, 10, 0};
+    static const uint32_t widths[3] = {0x7ff, 0x7ff, 0x3ff};
+    double mass[PS_BINS];
+    double base = 0.0;
+    uint32_t prefix = 0, mask = 0;
+    for (int level = 0; level < 3; level++) {
+        const int shift = shifts[level];
+        const uint32_t width = widths[level];
+        memset(mass, 0, sizeof mass);
+        for (ptrdiff_t i = 0; i < n; i++) {
+            const uint32_t key = ps_key(val[i]);
+            if ((key & mask) == prefix) mass[(key >> shift) & width] += (double)ps_weight(val[i], top, scale);
+        }
+        uint32_t pick = width;
+        double base_of_pick = base;
+        for (int b = (int)width; b >= 0; b--) {
+            if (mass[b] <= 0.0) continue;
+            pick = (uint32_t)b;
+            base_of_pick = base;
+            base += mass[b];
+            if (beyond ? base > target : base >= target) break;
+        }
+        base = base_of_pick;
+        prefix |= pick << shift;
+        mask |= width << shift;
+    }
+    ptrdiff_t last = 0;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        if (ps_key(val[i]) != prefix) continue;
+        last = i;
+        base += (double)ps_weight(val[i], top, scale);
+        if (beyond ? base > target : base >= target) break;
+    }
+    return last;
+}
+
+/* Drops the candidates after the one at `last` in descending order. Returns how many are left. */
+static ptrdiff_t ps_keep_until(float *val, int32_t *ids, ptrdiff_t n, ptrdiff_t last) {
+    const float low = val[last];
+    ptrdiff_t m = 0;
+    for (ptrdiff_t i = 0; i < n; i++)
+        if (val[i] > low || (val[i] == low && i <= last)) {
+            val[m] = val[i];
+            ids[m++] = ids[i];
+        }
+    return m;
+}
+
+/* A logit below which v candidates together weigh less than rest: they may be left out where the running weight is
+ * followed only up to the total minus rest. Lowered a little for rounding. */
+static float ps_needed(float top, float scale, double rest, ptrdiff_t v) {
+    double cut = (double)top + (log(rest / (double)v) - 1e-3) / (double)scale;
+    cut -= 1e-6 * fabs(cut);
+    return cut > (double)top ? top : cut > -(double)FLT_MAX ? (float)cut : -FLT_MAX;
+}
+
+/* top_p, min_p (all below low), temperature and draw over candidates in descending order. */
+static int32_t ps_draw_sorted(const float *val, const int32_t *ids, ptrdiff_t n, float scale, double top_p, float low,
+                              double u) {
+    const float top = val[0];
+    int32_t token = ids[0];
+    double run = 0.0;
+    if (top_p < 1.0) {
+        const double target = top_p * ps_sum_exp(val, n, top, 1.0f);
+        for (ptrdiff_t i = 0; i < n; i++) {
+            run += (double)ps_weight(val[i], top, 1.0f);
+            if (run >= target) n = i + 1;
+        }
+    }
+    while (n > 1 && val[n - 1] < low) n--;
+    const double target = u * ps_sum_exp(val, n, top, scale);
+    run = 0.0;
+    for (ptrdiff_t i = 0; i < n && run <= target; i++) {
+        const float w = ps_weight(val[i], top, scale);
+        if (w > 0.0f) token = ids[i];
+        run += (double)w;
+    }
+    return token;
+}
+
+/* One token from the row x[0..v), see sample_row in _core.pyx. scale: 1 / temperature, INFINITY for greedy.
+ * ids, val: scratch [v]. */
+static int32_t ps_sample(const float *x, ptrdiff_t v, float scale, ptrdiff_t top_k, double top_p, float min_p, double u,
+                         int32_t *ids, float *val) {
+    const float top = ps_max(x, v);
+    float low = -FLT_MAX;
+    double total = 0.0;
+    ptrdiff_t n, m = 0;
+    if (scale == INFINITY || top == INFINITY || top == -INFINITY) return (int32_t)ps_argmax(x, v);
+    if (min_p > 0.0f) {
+        low = top + (float)log((double)min_p);
+        if (low > top) low = top;
+    }
+    if (0 < top_k && top_k < v && top_k <= PS_HEAP_MAX_K) {
+        n = ps_top_k(x, v, top_k, val, ids);
+        return ps_draw_sorted(val, ids, n, scale, top_p, low, u);
+    }
+    if (0 < top_k && top_k < v) {
+        n = ps_collect(x, v, -FLT_MAX, val, ids);
+        if (n > top_k) n = ps_keep_until(val, ids, n, ps_select(val, n, top, 0.0f, (double)top_k, 0));
+        if (top_p < 1.0) total = ps_sum_exp(val, n, top, 1.0f);
+    } else if (top_p < 1.0) {
+        total = ps_sum_exp(x, v, top, 1.0f);
+        const float cut = ps_needed(top, 1.0f, (top_p > 0.0 ? 1.0 - top_p : 1.0) * total, v);
+        n = ps_collect(x, v, cut > low ? cut : low, val, ids);
+    } else if (min_p > 0.0f) {
+        n = ps_collect(x, v, low, val, ids);
+    } else {
+        total = ps_sum_exp(x, v, top, scale);
+        n = ps_collect(x, v, ps_needed(top, scale, (1.0 - u) * total, v), val, ids);
+        return ids[ps_select(val, n, top, scale, u * total, 1)];
+    }
+    if (top_p < 1.0) n = ps_keep_until(val, ids, n, ps_select(val, n, top, 1.0f, top_p * total, 0));
+    for (ptrdiff_t i = 0; i < n; i++)
+        if (val[i] >= low) {
+            val[m] = val[i];
+            ids[m++] = ids[i];
+        }
+    total = ps_sum_exp(val, m, top, scale);
+    return ids[ps_select(val, m, top, scale, u * total, 1)];
 }
 
 #endif /* PYSPEC_KERNELS_H */

@@ -191,10 +191,9 @@ def argmax_rows(logits: _F32, out: _I32) -> None:
 
 def topk_softmax_rows(logits: _F32, ids: _I32, probs: _F32) -> None:
     """See ``_core.topk_softmax_rows``."""
-    n, v = logits.shape
-    _check_logits(logits, ids, np.int32, n, 2)
-    _check_logits(logits, probs, np.float32, n, 2)
-    k = ids.shape[1]
+    _check_logits(logits, ids, np.int32, len(logits), 2)
+    _check_logits(logits, probs, np.float32, len(logits), 2)
+    v, k = logits.shape[1], ids.shape[1]
     if probs.shape[1] != k or not 1 <= k <= v:
         raise ValueError(f"ids and probs must both have 1 to {v} columns, got {k} and {probs.shape[1]}")
     for i, row in enumerate(_no_nan(logits)):
@@ -233,10 +232,10 @@ def logsumexp_rows(logits: _F32, out: _F64) -> None:
 
 def logprob_rows(logits: _F32, ids: _I32, out: _F64) -> None:
     """See ``_core.logprob_rows``."""
+    _check_logits(logits, out, np.float64, len(logits))
     _check_ids("ids", ids, logits.shape[1])
     if len(ids) != len(logits):
         raise ValueError(f"ids must hold one token for each of {len(logits)} rows, got {len(ids)}")
-    _check_logits(logits, out, np.float64, len(logits))
     lse = np.empty(len(logits))
     logsumexp_rows(logits, lse)
     for i, token in enumerate(ids):
@@ -258,7 +257,8 @@ def candidates(logits: _F32, temperature: float, top_k: int, top_p: float, min_p
     ids = ids[row[ids] > -np.inf]
     if top_k > 0:
         ids = ids[:top_k]
-    below_top = row[ids] - row[ids[0]]
+    with np.errstate(over="ignore"):  # -3e38 - 3e38
+        below_top = row[ids] - row[ids[0]]
     n = len(ids)
     if top_p < 1.0:
         weights = np.exp(below_top.astype(np.float64))
@@ -266,8 +266,9 @@ def candidates(logits: _F32, temperature: float, top_k: int, top_p: float, min_p
     if np.float32(min_p) > 0.0:
         low = row[ids[0]] + np.float32(math.log(np.float32(min_p)))
         n = min(n, max(1, int((row[ids] >= min(low, row[ids[0]])).sum())))
-    with np.errstate(over="ignore"):  # a temperature near 0
-        weights = np.exp((below_top[:n] / np.float32(temperature)).astype(np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):  # a temperature near 0; -inf * 0
+        scaled = below_top[:n] * (np.float32(1.0) / np.float32(temperature))
+    weights = np.nan_to_num(np.exp(scaled.astype(np.float64)))
     return ids[:n], weights / weights.sum()
 
 
@@ -293,7 +294,9 @@ def sample_row(
         raise ValueError(f"top_p and min_p must be numbers, got {top_p} and {min_p}")
     if np.may_share_memory(logits, scratch_ids) or np.may_share_memory(logits, scratch_p):
         raise ValueError("scratch shares memory with logits")
-    if np.float32(temperature) == 0.0 or not np.isfinite(_no_nan(logits).max()):
+    with np.errstate(divide="ignore", over="ignore"):
+        greedy = np.isinf(np.float32(1.0) / np.float32(temperature))
+    if greedy or not np.isfinite(_no_nan(logits).max()):
         best = np.empty(1, np.int32)
         argmax_rows(logits[None], best)
         return int(best[0])
