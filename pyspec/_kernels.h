@@ -181,11 +181,11 @@ PS_CLONES static ptrdiff_t ps_collect(const float *x, ptrdiff_t n, float low, fl
     for (ptrdiff_t i = 0; i < n;) {
         const ptrdiff_t len = n - i < 4 * PS_LANES ? n - i : 4 * PS_LANES;
         if (ps_max_inline(x + i, len) >= low)
-            for (ptrdiff_t j = i; j < i + len; j++)
-                if (x[j] >= low) {
-                    val[m] = x[j];
-                    ids[m++] = (int32_t)j;
-                }
+            for (ptrdiff_t j = i; j < i + len; j++) { /* no branch: hits may be many and in no pattern */
+                val[m] = x[j];
+                ids[m] = (int32_t)j;
+                m += x[j] >= low;
+            }
         i += len;
     }
     return m;
@@ -209,19 +209,26 @@ PS_INLINE uint32_t ps_key(float v) {
  * Radix selection from the high bits of the key down: three passes for any input, nothing is sorted. The weights are
  * those of ps_weight, so a scale of 0 counts candidates. If rounding keeps the sum below target the last candidate that
  * has weight is returned. Ties: in order of index. */
-static ptrdiff_t ps_select(const float *val, ptrdiff_t n, float top, float scale, double target, int beyond) {
+PS_CLONES static ptrdiff_t ps_select(const float *val, ptrdiff_t n, float top, float scale, double target, int beyond) {
     static const int shifts[3] = {21, 10, 0};
     static const uint32_t widths[3] = {0x7ff, 0x7ff, 0x3ff};
     double mass[PS_BINS];
+    float weight[PS_LANES];
+    uint32_t key[PS_LANES];
     double base = 0.0;
     uint32_t prefix = 0, mask = 0;
     for (int level = 0; level < 3; level++) {
         const int shift = shifts[level];
         const uint32_t width = widths[level];
         memset(mass, 0, sizeof mass);
-        for (ptrdiff_t i = 0; i < n; i++) {
-            const uint32_t key = ps_key(val[i]);
-            if ((key & mask) == prefix) mass[(key >> shift) & width] += (double)ps_weight(val[i], top, scale);
+        for (ptrdiff_t i = 0; i < n; i += PS_LANES) {
+            const int len = n - i < PS_LANES ? (int)(n - i) : PS_LANES;
+            const float *x = val + i;
+            for (int j = 0; j < len; j++) weight[j] = ps_clamp((x[j] - top) * scale);
+            for (int j = 0; j < len; j++) weight[j] = ps_exp_clamped(weight[j]);
+            for (int j = 0; j < len; j++) key[j] = ps_key(x[j]);
+            for (int j = 0; j < len; j++)
+                if ((key[j] & mask) == prefix) mass[(key[j] >> shift) & width] += (double)weight[j];
         }
         uint32_t pick = width;
         double base_of_pick = base;
@@ -250,11 +257,24 @@ static ptrdiff_t ps_select(const float *val, ptrdiff_t n, float top, float scale
 static ptrdiff_t ps_keep_until(float *val, int32_t *ids, ptrdiff_t n, ptrdiff_t last) {
     const float low = val[last];
     ptrdiff_t m = 0;
-    for (ptrdiff_t i = 0; i < n; i++)
-        if (val[i] > low || (val[i] == low && i <= last)) {
-            val[m] = val[i];
-            ids[m++] = ids[i];
-        }
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int keep = (val[i] > low) | ((val[i] == low) & (i <= last));
+        val[m] = val[i];
+        ids[m] = ids[i];
+        m += keep;
+    }
+    return m;
+}
+
+/* Drops the candidates below low. Returns how many are left. */
+static ptrdiff_t ps_keep_above(float *val, int32_t *ids, ptrdiff_t n, float low) {
+    ptrdiff_t m = 0;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const int keep = val[i] >= low;
+        val[m] = val[i];
+        ids[m] = ids[i];
+        m += keep;
+    }
     return m;
 }
 
@@ -264,6 +284,19 @@ static float ps_needed(float top, float scale, double rest, ptrdiff_t v) {
     double cut = (double)top + (log(rest / (double)v) - 1e-3) / (double)scale;
     cut -= 1e-6 * fabs(cut);
     return cut > (double)top ? top : cut > -(double)FLT_MAX ? (float)cut : -FLT_MAX;
+}
+
+/* Drops candidates that cannot be among the first ones in descending order whose weights sum up to target. */
+static ptrdiff_t ps_narrow(float *val, int32_t *ids, ptrdiff_t n, float top, float scale, double target) {
+    while (n > 512) {
+        const double rest = ps_sum_exp(val, n, top, scale) - target;
+        if (rest <= 0.0) break;
+        const ptrdiff_t m = ps_keep_above(val, ids, n, ps_needed(top, scale, rest, n));
+        const int stop = m > n - n / 8;
+        n = m;
+        if (stop) break;
+    }
+    return n;
 }
 
 /* top_p, min_p (all below low), temperature and draw over candidates in descending order. */
@@ -290,6 +323,13 @@ static int32_t ps_draw_sorted(const float *val, const int32_t *ids, ptrdiff_t n,
     return token;
 }
 
+/* Draws from candidates by their weight. */
+static int32_t ps_draw(float *val, int32_t *ids, ptrdiff_t n, float top, float scale, double u) {
+    const double target = u * ps_sum_exp(val, n, top, scale);
+    n = ps_narrow(val, ids, n, top, scale, target);
+    return ids[ps_select(val, n, top, scale, target, 1)];
+}
+
 /* One token from the row x[0..v), see sample_row in _core.pyx. scale: 1 / temperature, INFINITY for greedy.
  * ids, val: scratch [v]. */
 static int32_t ps_sample(const float *x, ptrdiff_t v, float scale, ptrdiff_t top_k, double top_p, float min_p, double u,
@@ -297,7 +337,7 @@ static int32_t ps_sample(const float *x, ptrdiff_t v, float scale, ptrdiff_t top
     const float top = ps_max(x, v);
     float low = -FLT_MAX;
     double total = 0.0;
-    ptrdiff_t n, m = 0;
+    ptrdiff_t n;
     if (scale == INFINITY || top == INFINITY || top == -INFINITY) return (int32_t)ps_argmax(x, v);
     if (min_p > 0.0f) {
         low = top + (float)log((double)min_p);
@@ -320,16 +360,15 @@ static int32_t ps_sample(const float *x, ptrdiff_t v, float scale, ptrdiff_t top
     } else {
         total = ps_sum_exp(x, v, top, scale);
         n = ps_collect(x, v, ps_needed(top, scale, (1.0 - u) * total, v), val, ids);
+        n = ps_narrow(val, ids, n, top, scale, u * total);
         return ids[ps_select(val, n, top, scale, u * total, 1)];
     }
-    if (top_p < 1.0) n = ps_keep_until(val, ids, n, ps_select(val, n, top, 1.0f, top_p * total, 0));
-    for (ptrdiff_t i = 0; i < n; i++)
-        if (val[i] >= low) {
-            val[m] = val[i];
-            ids[m++] = ids[i];
-        }
-    total = ps_sum_exp(val, m, top, scale);
-    return ids[ps_select(val, m, top, scale, u * total, 1)];
+    if (top_p < 1.0) {
+        n = ps_narrow(val, ids, n, top, 1.0f, top_p * total);
+        n = ps_keep_until(val, ids, n, ps_select(val, n, top, 1.0f, top_p * total, 0));
+    }
+    if (min_p > 0.0f) n = ps_keep_above(val, ids, n, low);
+    return ps_draw(val, ids, n, top, scale, u);
 }
 
 #endif /* PYSPEC_KERNELS_H */

@@ -1,0 +1,116 @@
+"""For all benchmarks: what a result belongs to, and comparison with a baseline.
+
+    pytest benchmarks --benchmark-enable --benchmark-only
+
+Without ``--benchmark-enable`` (the default of this project) every benchmark runs once, as a test that it still works;
+nothing is timed and no ratio is asserted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+Call = Callable[[], object]
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return run.stdout.strip()
+
+
+@lru_cache(maxsize=1)
+def result_key() -> dict[str, Any]:
+    """What must be equal for two results to be comparable, and the commit that is compared."""
+    return {
+        "commit": _commit(),
+        "cpu": _cpu(),
+        "n_cpu": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _record_key(request: pytest.FixtureRequest) -> None:
+    if "benchmark" in request.fixturenames:
+        request.getfixturevalue("benchmark").extra_info.update(result_key())
+
+
+def _times(call: Call, n: int) -> float:
+    start = time.perf_counter()
+    for _ in range(n):
+        call()
+    return (time.perf_counter() - start) / n
+
+
+def speed_ratio(ours: Call, baseline: Call, *, repeats: int = 15, seconds: float = 0.01) -> dict[str, float]:
+    """Times of both, taken in turns so that a change of the machine's speed meets both.
+
+    Args:
+        ours: what is measured.
+        baseline: what it is compared with.
+        repeats: pairs of measurements.
+        seconds: length of one measurement, at least one call.
+
+    Returns:
+        ``ours_us`` and ``baseline_us``: medians in microseconds; ``ratio``: median over the pairs of baseline / ours,
+        above 1 when ours is faster.
+    """
+    ours(), baseline()
+    n_ours, n_baseline = (max(1, int(seconds / max(_times(call, 3), 1e-9))) for call in (ours, baseline))
+    pairs = [(_times(ours, n_ours), _times(baseline, n_baseline)) for _ in range(repeats)]
+    return {
+        "ours_us": 1e6 * statistics.median(a for a, _ in pairs),
+        "baseline_us": 1e6 * statistics.median(b for _, b in pairs),
+        "ratio": statistics.median(b / a for a, b in pairs),
+    }
+
+
+Compare = Callable[[Call, Call, str], float | None]
+
+
+@pytest.fixture
+def compare(benchmark: Any) -> Compare:
+    """Benchmark a call, compare it with a baseline, and record both.
+
+    ``compare(ours, baseline, name)`` gives the ratio baseline time / our time, or None when benchmarks are off.
+    """
+
+    def run(ours: Call, baseline: Call, name: str) -> float | None:
+        benchmark(ours)
+        if benchmark.disabled:
+            baseline()
+            return None
+        result = speed_ratio(ours, baseline)
+        benchmark.extra_info[f"vs_{name}"] = result
+        return result["ratio"]
+
+    return run
