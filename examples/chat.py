@@ -21,7 +21,7 @@ def main(model: str, draft: str | None = None) -> int:
             except EOFError:
                 return 0
             text = ""
-            stream = llm.chat(messages, stream=True, temperature=0.7, max_tokens=500)
+            stream = llm.chat(messages, stream=True, temperature=0.7, max_tokens=200)
             try:
                 for piece in stream:
                     text += piece.text

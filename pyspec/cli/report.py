@@ -32,21 +32,32 @@ def collect() -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(("PYSPEC_", "GGML_")) or name in _FOREIGN_VARIABLES
         },
-        "errors": [],
     }
-    try:
-        from .. import config
-
-        out["n_threads"] = config.default_n_threads()
-        from .. import backends
-
-        backends.load()
-        out["build"] = backends.build_info()
-        out["backends"] = backends.available()
-        out["devices"] = [device_dict(d) for d in backends.devices()]
-    except Exception as e:  # a broken install is what this report is for
-        out["errors"].append(f"{type(e).__name__}: {e}")
+    errors: list[str] = []
+    # each part by itself: a broken install is what this report is for
+    for collect_part in (_collect_build, _collect_native):
+        try:
+            collect_part(out)
+        except Exception as e:
+            errors.append(f"{type(e).__name__}: {e}")
+    out["errors"] = errors
     return out
+
+
+def _collect_build(out: dict[str, Any]) -> None:
+    from .._build_info import BUILD_INFO
+
+    out["built"] = BUILD_INFO
+
+
+def _collect_native(out: dict[str, Any]) -> None:
+    from .. import backends, config
+
+    out["n_threads"] = config.default_n_threads()
+    backends.load()
+    out["loaded"] = backends.build_info()
+    out["backends"] = backends.available()
+    out["devices"] = [device_dict(d) for d in backends.devices()]
 
 
 def device_dict(device: Any) -> dict[str, Any]:

@@ -174,8 +174,8 @@ def test_ctrl_c_while_generating(tiny: Any) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_while_the_prompt_is_read(tiny: Any) -> None:
     """A long prompt on a model of many layers takes seconds; the stop takes a fraction of one."""
-    args = ["generate", tiny("target-llama", layers=48), "-f", "-", "-n", "4", "-c", "40000", "-t", "1", "-v"]
-    child = start(*args, stdin=b"The quick brown fox jumps over the lazy dog. " * 2000)
+    args = ["generate", tiny("target-llama", layers=48), "-f", "-", "-n", "4", "-c", "30000", "-t", "1", "-v"]
+    child = start(*args, stdin=b"The quick brown fox jumps over the lazy dog. " * 1000)
     assert child.stderr is not None
     assert b"pyspec" in child.stderr.readline()  # loaded: what the log says about the drafter
     time.sleep(1.0)
@@ -190,13 +190,13 @@ def test_ctrl_c_while_the_prompt_is_read(tiny: Any) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes")
 def test_reader_that_goes_away(tiny: Any) -> None:
-    child = start("generate", tiny("target-llama"), "-p", PROMPT, "-n", "-1", "--ignore-eos", "-t", "1")
-    assert child.stdout is not None
-    assert child.stderr is not None
-    assert len(child.stdout.read(10)) == 10
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait(timeout=60) == 0
+    with start("generate", tiny("target-llama"), "-p", PROMPT, "-n", "-1", "--ignore-eos", "-t", "1") as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert len(child.stdout.read(10)) == 10
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(timeout=60) == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")

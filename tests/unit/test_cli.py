@@ -482,11 +482,13 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     )
     monkeypatch.setitem(sys.modules, "pyspec.backends", backends)
     monkeypatch.setattr(sys.modules["pyspec"], "backends", backends, raising=False)
+    monkeypatch.setitem(sys.modules, "pyspec._build_info", SimpleNamespace(BUILD_INFO={"compiler": "GNU 12"}))
     monkeypatch.setenv("PYSPEC_NO_DEEPBIND", "1")
     assert entry.run(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  PYSPEC_NO_DEEPBIND: 1" in lines
     assert "  features: AVX2, FMA" in lines
+    assert "  compiler: GNU 12" in lines
     assert "backends: cpu" in lines
     assert "  - name=CPU, backend=CPU, kind=cpu, description=A CPU, memory_free_bytes=1, memory_total_bytes=2" in lines
     assert "errors: none" in lines

@@ -150,8 +150,12 @@ def run(folder: Path, command: list[str], stdin: str = "") -> subprocess.Complet
         "HF_HUB_OFFLINE": "1",
         "GGML_NO_BACKTRACE": "1",
     }
+    # one CPU, hence one thread: beside other busy processes, two that wait for each other are slow
+    pin = shutil.which("taskset")
+    cpus = sorted(os.sched_getaffinity(0)) if pin else []
+    prefix = [pin, "-c", str(cpus[os.getpid() % len(cpus)])] if pin else []
     return subprocess.run(
-        command,
+        [*prefix, *command],
         input=stdin,
         cwd=folder,
         env=environment,
