@@ -228,7 +228,6 @@ class DraftDflash(Drafter):
         if state is None or not state.alive:
             return False
         p0 = int(batch.pos[b])
-        state.alive = False
         if p0 != state.n:
             log.warning("%s: sequence %d: rows at %d follow %d: no more drafts for it", self.name, seq, p0, state.n)
         elif p0 + e - b > self._draft.n_ctx_seq:
@@ -237,8 +236,9 @@ class DraftDflash(Drafter):
                 self.name, seq, self._draft.n_ctx_seq,
             )  # fmt: skip
         else:
-            state.alive = self._reset(seq)
-        return state.alive
+            return self._reset(seq)
+        state.alive = False
+        return False
 
     def _reset(self, seq: int) -> bool:
         """Take out of the draft's cache what is not text."""
