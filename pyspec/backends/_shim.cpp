@@ -249,6 +249,10 @@ bool layout_ok() {
 
 } // namespace
 
+struct pyspec_threadpool {
+    std::shared_ptr<ggml_threadpool> pool;
+};
+
 struct pyspec_context {
     llama_context * ctx = nullptr;
     llama_memory_t memory = nullptr;
@@ -261,6 +265,8 @@ struct pyspec_context {
     int32_t n_swa = 0;
     bool embeddings = false;
     bool causal = true;
+    bool has_encoder = false;
+    bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
     std::vector<int32_t> last_rows;        // [n_seq_max] rows of each sequence in the last decode
     std::vector<int32_t> n_seq_id;         // [n_batch] ones
@@ -268,6 +274,9 @@ struct pyspec_context {
     const int32_t * seq_base = nullptr;    // the array seq_rows was made for
     std::vector<int32_t> pos_sections;     // [4 * n_batch] positions of embedding rows under M-RoPE
     std::map<int32_t, llama_sampler *> samplers;
+    std::shared_ptr<ggml_threadpool> pool;  // attached
+    // Detached, but the CPU backend keeps the pool of its last pass and pauses it at the start of the next one.
+    std::vector<std::shared_ptr<ggml_threadpool>> old_pools;
 };
 
 namespace {
@@ -284,11 +293,6 @@ int bad_row(pyspec_context * c, int32_t row, const char * what, int64_t value, i
 
 void result_reset(pyspec_context * c) {
     c->out = {0, 0, 0, -1};
-}
-
-ggml_backend_reg_t cpu_reg() {
-    ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    return dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
 }
 
 void copy_info(const llama_model * model, pyspec_model_info & o) {
@@ -333,6 +337,12 @@ void copy_info(const llama_model * model, pyspec_model_info & o) {
     o.fim_pad = llama_vocab_fim_pad(v);
     o.fim_rep = llama_vocab_fim_rep(v);
     o.fim_sep = llama_vocab_fim_sep(v);
+}
+
+std::string architecture(const llama_model * model) {
+    char buf[128] = {0};
+    llama_model_meta_val_str(model, "general.architecture", buf, sizeof(buf));
+    return buf;
 }
 
 bool token_ok(const llama_vocab * vocab, int32_t token) {
@@ -674,6 +684,8 @@ int pyspec_context_new(struct llama_model * model, const struct llama_context_pa
         c->n_swa = m.n_swa;
         c->embeddings = params.embeddings;
         c->causal = llama_get_causal_attn(ctx);
+        c->has_encoder = m.has_encoder;
+        c->needs_both = params_in->ctx_type == LLAMA_CONTEXT_TYPE_MTP || architecture(model) == "eagle3";
         c->all_or_none = m.n_target_layers > 0;
 
         pyspec_context_info & i = c->info;
@@ -735,8 +747,10 @@ int pyspec_decode(pyspec_context * c, const int32_t * tokens, const int32_t * po
             return fail(PYSPEC_ERR_ARG, "without causal attention a batch has at most n_ubatch (" +
                                             std::to_string(info.n_ubatch) + ") rows, got " + std::to_string(n));
         }
-        if (!tokens && !embd) {
-            return fail(PYSPEC_ERR_ARG, "a batch needs tokens or embeddings");
+        // libllama reads what is missing from elsewhere, or from nowhere
+        if (c->needs_both ? !tokens || !embd : !tokens == !embd) {
+            return fail(PYSPEC_ERR_ARG, c->needs_both ? "the rows of this context need a token and an embedding each"
+                                                      : "the rows of this context are tokens or embeddings, one of them");
         }
         int32_t n_outputs = 0, n_unsampled = 0;
         for (int32_t i = 0; i < n; ++i) {
@@ -792,6 +806,7 @@ int pyspec_decode(pyspec_context * c, const int32_t * tokens, const int32_t * po
         const int rc = llama_decode(c->ctx, batch);
         if (rc == 0) {
             c->out = {n, n_outputs, n_unsampled, -1};
+            c->old_pools.clear();
             for (int32_t i = 0; i < n; ++i) {
                 c->last_rows[seq[i]]++;
             }
@@ -807,12 +822,16 @@ int pyspec_encode(pyspec_context * c, const float * embd, int32_t n) {
             return fail(PYSPEC_ERR_ARG, "an encoder batch has 1 to n_ubatch (" + std::to_string(c->info.n_ubatch) +
                                             ") rows, got " + std::to_string(n));
         }
+        if (!c->has_encoder || !embd) {
+            return fail(PYSPEC_ERR_ARG, "the model has no encoder, or there are no rows");
+        }
         llama_batch batch = {};
         batch.n_tokens = n;
         batch.embd = const_cast<float *>(embd);
         const int rc = llama_encode(c->ctx, batch);
         if (rc == 0) {
             c->out = {n, n, n, -1};
+            c->old_pools.clear();
         }
         return rc;
     });
@@ -859,7 +878,9 @@ int pyspec_set_layer_input(pyspec_context * c, int32_t layer, bool value) {
     }
     // An architecture without this output fails an assertion while the graph is built, before any thread computes.
     const int probe = guarded([&]() -> int {
-        return llama_graph_reserve(c->ctx, 1, 1, 1) ? PYSPEC_OK : fail(PYSPEC_ERR_MEMORY, "no memory for the graph");
+        // one row for every sequence: a split cache wants the same number of rows from each
+        const uint32_t n = llama_n_seq_max(c->ctx);
+        return llama_graph_reserve(c->ctx, n, n, n) ? PYSPEC_OK : fail(PYSPEC_ERR_MEMORY, "no memory for the graph");
     });
     // either way this call makes the next decode reserve its worst-case graph again
     const std::string reason = state().error;
@@ -1011,10 +1032,14 @@ int pyspec_set_n_threads(pyspec_context * c, int32_t n_threads, int32_t n_thread
     });
 }
 
-int pyspec_attach_threadpool(pyspec_context * c, struct ggml_threadpool * pool) {
+int pyspec_attach_threadpool(pyspec_context * c, const pyspec_threadpool * pool) {
     return guarded([&]() -> int {
+        if (c->pool) {
+            c->old_pools.push_back(c->pool);
+        }
+        c->pool = pool ? pool->pool : nullptr;
         if (pool) {
-            llama_attach_threadpool(c->ctx, pool, pool);
+            llama_attach_threadpool(c->ctx, c->pool.get(), c->pool.get());
         } else {
             llama_detach_threadpool(c->ctx);
         }
@@ -1061,29 +1086,33 @@ int pyspec_context_memory(const char * path, const struct llama_model_params * m
 
 // ---- thread pool, tools ----
 
-int pyspec_threadpool_new(int32_t n_threads, int32_t poll, struct ggml_threadpool ** out) {
+int pyspec_threadpool_new(int32_t n_threads, int32_t poll, pyspec_threadpool ** out) {
     *out = nullptr;
     return guarded([&]() -> int {
-        ggml_backend_reg_t reg = cpu_reg();
-        auto make = reg ? (ggml_threadpool * (*) (ggml_threadpool_params *)) ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new")
-                        : nullptr;
-        if (!make) {
+        ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+        using new_fn = ggml_threadpool * (*) (ggml_threadpool_params *);
+        using free_fn = void (*)(ggml_threadpool *);
+        auto make = reg ? (new_fn) ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new") : nullptr;
+        auto release = reg ? (free_fn) ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free") : nullptr;
+        if (!make || !release) {
             return fail(PYSPEC_ERR_NULL, "the CPU backend has no thread pools");
         }
         ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
         params.poll = poll;
-        *out = make(&params);
-        return *out ? PYSPEC_OK : fail(PYSPEC_ERR_NULL, "ggml_threadpool_new returned NULL");
+        auto handle = std::make_unique<pyspec_threadpool>();
+        handle->pool.reset(make(&params), release);
+        if (!handle->pool) {
+            return fail(PYSPEC_ERR_NULL, "ggml_threadpool_new returned NULL");
+        }
+        *out = handle.release();
+        return PYSPEC_OK;
     });
 }
 
-void pyspec_threadpool_free(struct ggml_threadpool * pool) {
+void pyspec_threadpool_free(pyspec_threadpool * pool) {
     guarded([&]() -> int {
-        ggml_backend_reg_t reg = cpu_reg();
-        auto release = reg ? (void (*)(ggml_threadpool *)) ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free") : nullptr;
-        if (release) {
-            release(pool);
-        }
+        delete pool;
         return PYSPEC_OK;
     });
 }
