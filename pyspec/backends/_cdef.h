@@ -4,7 +4,6 @@
 
 struct llama_model;
 struct llama_vocab;
-struct ggml_threadpool;
 struct ggml_backend_device;
 typedef struct ggml_backend_device * ggml_backend_dev_t;
 

@@ -81,7 +81,7 @@ class ContextHandle(ContextCache):
         Args:
             tokens: int32 [>= n], or None for embedding rows.
             pos, seq: int32 [>= n]. output: int8 [>= n], 1 where logits are wanted.
-            embd: float32 [>= n, n_embd_decode], or None; with ``tokens`` both are used (MTP).
+            embd: float32 [>= n, n_embd_decode], or None. MTP contexts and EAGLE-3 need both, others one of the two.
             n: rows, 1 to n_batch. All arrays C-contiguous, borrowed for the call (their addresses are remembered
                 as long as the same arrays are passed).
 
@@ -173,8 +173,6 @@ class ContextHandle(ContextCache):
         else:
             pointers.append(self._float_rows(embd, 0, self.n_embd_decode, "llama_decode"))
             capacity = min(capacity, len(embd))
-        if tokens is None and embd is None:
-            raise _refused("a batch needs tokens or embeddings")
         self._arrays, self._pointers, self._capacity = (tokens, pos, seq, output, embd), tuple(pointers), capacity
 
     def _float_rows(self, array: Any, n: int, width: int, func: str) -> Any:

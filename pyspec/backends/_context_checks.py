@@ -22,6 +22,10 @@ _BLOCKS = {
 }  # fmt: skip
 
 
+# position, shift, extra and the set of sequences of one cell, in host memory (src/llama-kv-cells.h)
+_CELL_BYTES = 48
+
+
 def check_context(model: ModelHandle, params: ContextParams, other: ContextCache | None) -> None:
     """Raise ConfigError or UnsupportedError for a combination that cannot work."""
     name = f"{model.path!r} ({model.architecture})"
@@ -67,6 +71,8 @@ def _check_mtp(model: ModelHandle, params: ContextParams, name: str) -> None:
 
 
 def _check_assistant(params: ContextParams, other: ContextCache | None, name: str) -> None:
+    if params.ctx_type != "mtp":
+        raise ConfigError(f"{name} needs ctx_type='mtp'")
     if other is None:
         raise ConfigError(f"{name} reads its target's cache: pass the target's context as other")
     if other.model.architecture != "gemma4":
@@ -94,22 +100,25 @@ def check_memory(model: ModelHandle, params: ContextParams, native_params: Any) 
     available = _available_bytes()
     if available is None or model.architecture == "gemma4-assistant":
         return
-    if _cache_upper_bound(model, params) < 0.8 * available:
-        return
-    out = _binding.ffi.new("struct pyspec_memory *")
-    model_params = native_model_params(model.params)
-    rc = _binding.lib.pyspec_context_memory(os.fsencode(model.path), model_params.params, native_params, out)
-    if rc == 0 and out.host_new > available:
+    lower, upper = _cache_bounds(model, params)
+    needed = lower
+    if lower <= available and upper > 0.8 * available:
+        out = _binding.ffi.new("struct pyspec_memory *")
+        model_params = native_model_params(model.params)
+        rc = _binding.lib.pyspec_context_memory(os.fsencode(model.path), model_params.params, native_params, out)
+        needed = 0 if rc else int(out.host_new)
+    if needed > available:
         raise NativeError(
             f"context on {model.path!r} with n_ctx={params.n_ctx or model.n_ctx_train}, n_seq_max={params.n_seq_max} "
-            f"needs {out.host_new / 2**20:.0f} MiB, {available / 2**20:.0f} MiB are free: lower n_ctx or n_seq_max, "
+            f"needs {needed / 2**20:.0f} MiB or more, {available / 2**20:.0f} MiB are free: lower n_ctx or n_seq_max, "
             "or use a smaller cache_type_k and cache_type_v",
             func="llama_init_from_model",
             state="unchanged",
         )
 
 
-def _cache_upper_bound(model: ModelHandle, params: ContextParams) -> int:
+def _cache_bounds(model: ModelHandle, params: ContextParams) -> tuple[int, int]:
+    """Bytes the cache takes at least (one layer and the bookkeeping of each cell) and at most."""
     meta = model.metadata()
 
     def number(key: str, default: int) -> int:
@@ -120,13 +129,20 @@ def _cache_upper_bound(model: ModelHandle, params: ContextParams) -> int:
 
     head = model.n_embd // max(1, model.n_head)
     n_cells = (params.n_ctx or model.n_ctx_train) + 256 * params.n_seq_max
-    n_heads = max(model.n_head, model.n_head_kv)
-    total = 0
-    for width, cache_type in ((number("attention.key_length", head), params.cache_type_k),
-                              (number("attention.value_length", head), params.cache_type_v)):  # fmt: skip
+    per_head = 0.0
+    for key, cache_type in (
+        ("attention.key_length", params.cache_type_k),
+        ("attention.value_length", params.cache_type_v),
+    ):
         block_bytes, block_values = _BLOCKS[CACHE_TYPES[cache_type]]
-        total += n_cells * n_heads * max(width, head) * block_bytes // block_values
-    return total * (model.n_layer + model.n_layer_nextn) + 4 * model.n_vocab * min(params.n_batch, n_cells)
+        per_head += max(number(key, head), head) * block_bytes / block_values
+    n_layers = model.n_layer + model.n_layer_nextn
+    upper = n_cells * (_CELL_BYTES + int(max(model.n_head, model.n_head_kv) * per_head) * n_layers)
+    upper += 4 * model.n_vocab * min(params.n_batch, n_cells)
+    if model.is_recurrent:
+        return 0, upper
+    compressed = f"{model.architecture}.attention.kv_lora_rank" in meta
+    return n_cells * (_CELL_BYTES + (0 if compressed or model.is_hybrid else int(model.n_head_kv * per_head))), upper
 
 
 def _available_bytes() -> int | None:

@@ -156,5 +156,7 @@ class Handle:
         native = self._native
         if native is None or native.ptr is None or native.pid != getpid() or _exiting is not False:
             return
-        warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-        native.close()
+        try:
+            warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+        finally:
+            native.close()

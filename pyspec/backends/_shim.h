@@ -103,6 +103,14 @@ int pyspec_token_is_eog(const struct llama_vocab * vocab, int32_t token);
 int pyspec_token_is_control(const struct llama_vocab * vocab, int32_t token);
 int pyspec_eog_tokens(const struct llama_vocab * vocab, int32_t * out, int32_t cap, int32_t * n);
 
+/* ---- thread pool ---- */
+
+typedef struct pyspec_threadpool pyspec_threadpool;
+
+int pyspec_threadpool_new(int32_t n_threads, int32_t poll, pyspec_threadpool ** out);
+/* The threads end once no context can touch them: after its next pass without this pool, or its end. */
+void pyspec_threadpool_free(pyspec_threadpool * pool);
+
 /* ---- context ---- */
 
 typedef struct pyspec_context pyspec_context;
@@ -160,7 +168,7 @@ int pyspec_set_top_k(pyspec_context * ctx, int32_t seq, int32_t top_k, bool * of
 int pyspec_sampled(pyspec_context * ctx, int32_t i, const int32_t ** ids, const float ** logits, const float ** probs, int32_t * n);
 
 int pyspec_set_n_threads(pyspec_context * ctx, int32_t n_threads, int32_t n_threads_batch);
-int pyspec_attach_threadpool(pyspec_context * ctx, struct ggml_threadpool * pool); /* NULL: detach */
+int pyspec_attach_threadpool(pyspec_context * ctx, const pyspec_threadpool * pool); /* NULL: detach */
 
 struct pyspec_memory {
     uint64_t model, context, compute; /* bytes on all devices */
@@ -172,10 +180,8 @@ int pyspec_memory_breakdown(const pyspec_context * ctx, struct pyspec_memory * o
 int pyspec_context_memory(const char * path, const struct llama_model_params * model_params,
                           const struct llama_context_params * params, struct pyspec_memory * out);
 
-/* ---- thread pool, tools ---- */
+/* ---- tools ---- */
 
-int pyspec_threadpool_new(int32_t n_threads, int32_t poll, struct ggml_threadpool ** out);
-void pyspec_threadpool_free(struct ggml_threadpool * pool);
 int pyspec_quantize(const char * src, const char * dst, int32_t ftype, int32_t n_threads, bool allow_requantize);
 /* Fails an assertion on purpose, for tests of the barrier: on this thread, or on another one (which ends the process). */
 int pyspec_test_abort(bool other_thread);

@@ -33,7 +33,7 @@ class ThreadPool(Handle):
         if not 0 <= poll <= 100:
             raise ConfigError(f"poll must be between 0 and 100, got {poll}")
         _binding.load()
-        out = _binding.ffi.new("struct ggml_threadpool **")
+        out = _binding.ffi.new("pyspec_threadpool **")
         rc = _binding.lib.pyspec_threadpool_new(n_threads, poll, out)
         if rc:
             raise_status(rc, "ggml_threadpool_new", f"thread pool with {n_threads} threads", "unchanged")
@@ -43,7 +43,10 @@ class ThreadPool(Handle):
         drain_log()
 
     def close(self) -> None:
-        """Detach from every context and end the threads; waits for running passes. Idempotent."""
+        """Detach from every context; waits for running passes. Idempotent.
+
+        The threads end when the last of these contexts makes its next pass or is closed.
+        """
         if not self.closed:
             for context in list(self._users):
                 if not context.closed and not context.lost:
