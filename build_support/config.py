@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ BACKEND_FLAGS: dict[str, tuple[str, ...]] = {
     "hip": ("-DGGML_HIP=ON",),
     "sycl": ("-DGGML_SYCL=ON",),
 }
+
+# CMake and setuptools both read these.
+TOOLCHAIN_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
 
 
 class BuildError(RuntimeError):
@@ -50,6 +54,16 @@ def parse_backends(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def backends_in(cmake_args: tuple[str, ...]) -> list[str]:
+    """Return the backends that CMake options in the ecosystem's usual form turn on (``-DGGML_CUDA=on``)."""
+    found = []
+    for arg in cmake_args:
+        match = re.fullmatch(r"-DGGML_(\w+?)(?::\w+)?=(on|1|true|yes)", arg, re.IGNORECASE)
+        if match and match.group(1).lower() in BACKEND_FLAGS:
+            found.append(match.group(1).lower())
+    return found
+
+
 def available_cpus() -> int:
     """Return how many CPUs this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -69,7 +83,7 @@ class BuildConfig:
         jobs: parallel compile jobs.
         llama_src: a llama.cpp checkout to use instead of the pinned tree.
         build_dir: where intermediate files go.
-        compilers: ``CC`` and ``CXX``; a changed compiler needs a build of its own.
+        toolchain: the variables of :data:`TOOLCHAIN_VARIABLES`; another compiler or flag is another build.
     """
 
     backends: tuple[str, ...] = ("cpu",)
@@ -79,7 +93,7 @@ class BuildConfig:
     jobs: int = 1
     llama_src: Path | None = None
     build_dir: Path = ROOT / "build"
-    compilers: tuple[str, str] = ("", "")
+    toolchain: tuple[str, ...] = ("",) * len(TOOLCHAIN_VARIABLES)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> BuildConfig:
@@ -104,14 +118,14 @@ class BuildConfig:
         except ValueError as exc:
             raise BuildError(f"CMAKE_ARGS cannot be split: {exc}") from None
         return cls(
-            backends=parse_backends(backends),
+            backends=parse_backends(" ".join([backends, *backends_in(cmake_args)])),
             cmake_args=cmake_args,
             portable=_flag(env, "PYSPEC_PORTABLE"),
             debug=_flag(env, "PYSPEC_BUILD_DEBUG"),
             jobs=int(jobs_text),
             llama_src=llama_src,
             build_dir=Path(build_dir).expanduser().resolve() if build_dir else ROOT / "build",
-            compilers=(env.get("CC", ""), env.get("CXX", "")),
+            toolchain=tuple(env.get(name, "") for name in TOOLCHAIN_VARIABLES),
         )
 
     @property
@@ -133,7 +147,7 @@ class BuildConfig:
 
     def options_key(self) -> str:
         """Return a short name for the build folder: the same for equal options, whatever the sources."""
-        data = [self.cmake_options(), list(self.compilers), str(self.llama_src or ""), sys.platform]
+        data = [self.cmake_options(), list(self.toolchain), str(self.llama_src or ""), sys.platform]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:12]
 
     def summary(self) -> str:

@@ -47,38 +47,29 @@ def _link_args(config: BuildConfig, *, rpath: bool) -> list[str]:
     return args
 
 
-def _kernel_extensions(config: BuildConfig) -> list[Extension]:
-    sources = [path for path in (PACKAGE / "_core.pyx",) if path.exists()]
-    return [
-        Extension(
-            f"pyspec.{path.stem}",
-            [path.relative_to(ROOT).as_posix()],
-            depends=[p.relative_to(ROOT).as_posix() for p in (*PACKAGE.glob("*.pxd"), *PACKAGE.glob("*.h"))],
-            include_dirs=[PACKAGE.relative_to(ROOT).as_posix()],
-            extra_compile_args=_compile_args(config),
-            extra_link_args=_link_args(config, rpath=False),
-        )
-        for path in sources
-    ]
+def _kernel_extension(config: BuildConfig) -> Extension:
+    return Extension(
+        "pyspec._core",
+        ["pyspec/_core.pyx"],
+        depends=[path.relative_to(ROOT).as_posix() for path in (*PACKAGE.glob("*.pxd"), *PACKAGE.glob("*.h"))],
+        include_dirs=["pyspec"],
+        extra_compile_args=_compile_args(config),
+        extra_link_args=_link_args(config, rpath=False),
+    )
 
 
-def _binding_extension(config: BuildConfig) -> list[Extension]:
-    if not (BACKENDS / "_shim.cpp").exists():
-        return []
-    inputs = ("_cdef.h", "_shim.h", "_shim.cpp")
-    return [
-        Extension(
-            binding.MODULE,
-            # Replaced by the generated file once the libraries (and so the headers) are there.
-            ["build/binding/_llama.c"],
-            depends=[(BACKENDS / name).relative_to(ROOT).as_posix() for name in inputs],
-            include_dirs=[BACKENDS.relative_to(ROOT).as_posix()],
-            libraries=list(LIB_NAMES),
-            language="c++",
-            extra_compile_args=_compile_args(config) + ([] if WINDOWS else ["-fvisibility=hidden"]),
-            extra_link_args=_link_args(config, rpath=True),
-        )
-    ]
+def _binding_extension(config: BuildConfig) -> Extension:
+    return Extension(
+        binding.MODULE,
+        # Replaced by the generated file once the libraries (and so the headers) are there.
+        ["build/binding/_llama.c"],
+        depends=[f"pyspec/backends/{name}" for name in ("_cdef.h", "_shim.h", "_shim.cpp")],
+        include_dirs=["pyspec/backends"],
+        libraries=list(LIB_NAMES),
+        language="c++",
+        extra_compile_args=_compile_args(config) + ([] if WINDOWS else ["-fvisibility=hidden"]),
+        extra_link_args=_link_args(config, rpath=True),
+    )
 
 
 def extension_list() -> list[Extension]:
@@ -87,7 +78,7 @@ def extension_list() -> list[Extension]:
         config = BuildConfig.from_env()
     except BuildError as exc:
         raise SystemExit(f"error: {exc}") from None
-    return _kernel_extensions(config) + _binding_extension(config)
+    return [_kernel_extension(config), _binding_extension(config)]
 
 
 def write_if_changed(path: Path, text: str) -> None:
@@ -153,7 +144,7 @@ class BuildExt(build_ext):
         # Changed options change this file, and with it every extension is out of date.
         options = self._config.build_dir / "extension-options.json"
         info = {key: value for key, value in self._native.info.items() if key != "compiler"}
-        write_if_changed(options, json.dumps([info, self._config.compilers, sys.version], indent=1))
+        write_if_changed(options, json.dumps([info, self._config.toolchain, sys.version], indent=1))
         for extension in self.extensions:
             extension.depends = [*extension.depends, str(options), __file__, str(PACKAGE / "_version.py")]
             if extension.name == binding.MODULE:

@@ -66,6 +66,14 @@ def test_options_for_cmake() -> None:
     assert "-DPYSPEC_NATIVE=ON" in BuildConfig().cmake_options()
 
 
+def test_a_backend_turned_on_for_cmake_is_known_as_one() -> None:
+    """So that its toolkit is asked for before the compile, and the build record names it."""
+    options = BuildConfig.from_env(
+        {"PYSPEC_BACKENDS": "", "CMAKE_ARGS": "-DGGML_CUDA=on -DGGML_VULKAN:BOOL=1 -DGGML_HIP=OFF"}
+    )
+    assert options.backends == ("cpu", "cuda", "vulkan")
+
+
 # --- when to rebuild ---
 
 
@@ -74,7 +82,7 @@ CHANGES: list[dict[str, Any]] = [
     {"cmake_args": ("-DGGML_LTO=ON",)},
     {"portable": True},
     {"debug": True},
-    {"compilers": ("clang", "clang++")},
+    {"toolchain": ("clang", "clang++", "", "", "", "")},
     {"llama_src": Path("elsewhere")},
 ]
 
@@ -84,6 +92,12 @@ def test_a_changed_option_is_another_build(sync: ModuleType, change: dict[str, A
     pin = sync.read_pin()
     assert native.stamp_key(BuildConfig(), pin) != native.stamp_key(replace(BuildConfig(), **change), pin)
     assert BuildConfig().options_key() != replace(BuildConfig(), **change).options_key()
+
+
+def test_another_compiler_or_flag_is_another_build() -> None:
+    keys = {BuildConfig.from_env({name: "x"}).options_key() for name in ("CC", "CXX", "CFLAGS", "LDFLAGS")}
+    assert len(keys) == 4
+    assert BuildConfig.from_env({}).options_key() not in keys
 
 
 def test_jobs_and_folders_are_no_other_build(sync: ModuleType, tmp_path: Path) -> None:
