@@ -10,6 +10,7 @@ skips of these kinds into failures (for machines that must have them).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -172,6 +173,20 @@ def run_child() -> RunChild:
         return child.stdout
 
     return run
+
+
+# ---- LLM objects -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_llm() -> Iterator[Callable[..., Any]]:
+    """Make LLMs with the settings of all tiny-model tests; they are closed after the test."""
+    from pairs import SMALL
+
+    import pyspec
+
+    with contextlib.ExitStack() as stack:
+        yield lambda model, draft=None, **options: stack.enter_context(pyspec.LLM(model, draft, **(SMALL | options)))
 
 
 # ---- nothing left behind ---------------------------------------------------------------
