@@ -71,7 +71,7 @@ test-fast: lint types
 lint: build $(VENV)/.stamp-test
 	@echo "== lint"
 	@$(PY) -m ruff check .
-	@$(VENV)/bin/cython-lint pyspec
+	@PATH="$(abspath $(VENV))/bin:$$PATH" cython-lint pyspec
 
 types: build $(VENV)/.stamp-test
 	@echo "== types"

@@ -320,7 +320,7 @@ def extract(pin: Pin, archive_path: Path, dest: Path, keep: tuple[str, ...] | No
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, target.open("wb") as out:
                 shutil.copyfileobj(source, out)
-            # The archive's time, not now: an unchanged tree fetched again must not look newer than what was built of it.
+            # The archive's time: an unchanged tree fetched again must not look newer than what was built of it.
             os.utime(target, (member.mtime, member.mtime))
             if member.mode & 0o111:
                 target.chmod(0o755)
