@@ -78,6 +78,11 @@ class Engine:
             self._waiting.append(seq)
         return seq
 
+    def cancel_all(self) -> None:
+        """Ask for every sequence to end, at the next step. May be called from any thread, without the lock."""
+        for seq in (*list(self._waiting), *self.active):
+            seq.cancelled = True
+
     def check_prompt(self, prompt: Seq[int]) -> None:
         """Raise what :meth:`submit` would raise for this prompt."""
         if self.closed:

@@ -281,13 +281,11 @@ class LLM:
         return self.generate(tokens, params, **overrides)
 
     def cancel(self) -> None:
-        """End all generations that run now, with reason "cancelled". From any thread; works during a prompt too."""
+        """End all generations that run or wait now, with reason "cancelled". From any thread, during a prompt too."""
         assembly = self._assembly
-        if assembly is None:
-            return
-        for seq in assembly.engine.active:
-            seq.cancelled = True
-        assembly.abort()
+        if assembly is not None:
+            assembly.engine.cancel_all()
+            assembly.abort()
 
     # -- life --
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import _core
 from ..config import SpeculationParams
-from ..errors import ConfigError
 from ..types import DraftRequest, I32Array, Requirements
 from .base import Drafter, Plan
 
@@ -77,8 +76,6 @@ class NgramSimple(Drafter):
     @classmethod
     def plan(cls, target: Model, draft: Model | None, params: SpeculationParams, n_seq: int) -> Plan:
         """See :meth:`Drafter.plan`. Works with any target."""
-        if draft is not None:
-            raise ConfigError(f"{cls.name} uses no draft model; leave 'draft' out or choose another type")
         return Plan(Requirements(), None, params.size_m)
 
     def begin(self, seq: int, tokens: list[int]) -> None:
