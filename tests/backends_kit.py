@@ -1,0 +1,68 @@
+"""Small helpers for tests of ``pyspec.backends``; child processes import this too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyspec.backends import ContextHandle, ModelHandle
+from pyspec.config import ContextParams, ModelParams
+
+#: One thread, small sizes, no flash attention (its one-row and n-row results differ).
+SIZES: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "flash_attn": False}
+
+
+def load(path: str, **options: Any) -> ModelHandle:
+    return ModelHandle(path, ModelParams(**options))
+
+
+def context(model: ModelHandle, other: ContextHandle | None = None, **options: Any) -> ContextHandle:
+    return ContextHandle(model, ContextParams(**{**SIZES, **options}), other)
+
+
+def rows(tokens: Any, pos0: int = 0, seq: int = 0, output: Any = 1) -> tuple[np.ndarray, ...]:
+    """tokens, pos, seq, output of a batch of one sequence; ``tokens`` may be a number of rows."""
+    ids = np.arange(9, 9 + tokens, dtype=np.int32) if isinstance(tokens, int) else np.array(tokens, np.int32)
+    n = len(ids)
+    flags = np.array(output, np.int8) if isinstance(output, (list, tuple)) else np.full(n, output, np.int8)
+    return ids, np.arange(pos0, pos0 + n, dtype=np.int32), np.full(n, seq, np.int32), flags
+
+
+def decode(
+    ctx: ContextHandle,
+    tokens: Any,
+    pos0: int = 0,
+    seq: int = 0,
+    output: Any = 1,
+    embd: Any = None,
+    with_tokens: bool = True,
+) -> None:
+    """One pass over rows of one sequence."""
+    ids, pos, seqs, flags = rows(tokens, pos0, seq, output)
+    ctx.decode(ids if with_tokens else None, pos, seqs, flags, embd, len(ids))
+
+
+def zeros(ctx: ContextHandle, n: int, encode: bool = False) -> np.ndarray:
+    """Embedding rows of the width this context takes."""
+    return np.zeros((n, ctx.n_embd_encode if encode else ctx.n_embd_decode), np.float32)
+
+
+def greedy(ctx: ContextHandle, prompt: list[int], n: int, seq: int = 0) -> list[int]:
+    """``n`` tokens after ``prompt``, one row a pass."""
+    decode(ctx, prompt, 0, seq)
+    out = [int(ctx.logits()[-1].argmax())]
+    for i in range(n - 1):
+        decode(ctx, [out[-1]], len(prompt) + i, seq)
+        out.append(int(ctx.logits()[0].argmax()))
+    return out
+
+
+def caught(call: Any) -> str:
+    """Class name of what ``call`` raises, with ``state`` if it has one; "none" if nothing."""
+    try:
+        call()
+    except Exception as exc:
+        state = getattr(exc, "state", None)
+        return type(exc).__name__ + (f":{state}" if state else "")
+    return "none"
