@@ -181,7 +181,8 @@ def test_import_pyspec_loads_nothing_native(run_child) -> None:
         assert dict(os.environ) == environment
         assert handlers == [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
         assert not logging.getLogger().handlers
-        assert all(isinstance(h, logging.NullHandler) for h in logging.getLogger("pyspec").handlers)
+        assert [type(h) for h in logging.getLogger("pyspec").handlers] == [logging.NullHandler]
+        logging.getLogger("pyspec.native").error("silent by default")
         assert "typer" not in sys.modules and "rich" not in sys.modules and "jinja2" not in sys.modules
         """
     )
