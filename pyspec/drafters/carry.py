@@ -338,7 +338,8 @@ class CarryDrafter(Drafter):
         state = self._states[request.seq]
         n_past = request.n_past
         n = self.limit(request, self._draft.n_ctx_seq - n_past - self.shift + 1)
-        if not state.alive or n < 1:
+        # a prompt of one token: there is no hidden row yet
+        if not state.alive or n < 1 or n_past + self.shift < 1:
             return None
         if state.first + state.n != n_past:
             log.warning(

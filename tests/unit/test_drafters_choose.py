@@ -135,7 +135,12 @@ def test_files_that_are_no_models(tmp_path: Path, tiny: Any) -> None:
         "version": b"GGUF" + struct.pack("<I", 99) + good[8:],
         "counts": b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60),
         "huge-string": b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 63) + b"x" * 50,
-        "type": b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77) + b"x" * 50,
+        "type": b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"k"
+        + struct.pack("<I", 77)
+        + b"x" * 50,
         "array": b"GGUF"
         + struct.pack("<IQQ", 3, 0, 1)
         + struct.pack("<Q", 1)

@@ -32,6 +32,7 @@ class Vocab:
 
 
 TARGET = Vocab()
+EOS = Vocab(add_eos=True)
 
 
 def with_text(i: int, text: bytes) -> Vocab:
@@ -62,7 +63,11 @@ def test_fits(draft: Vocab) -> None:
         (TARGET, replace(TARGET, add_bos=False), "add_bos differs: target True, draft False"),
         (TARGET, replace(TARGET, bos=7), "the bos token differs: target 1, draft 7"),
         (TARGET, replace(TARGET, add_eos=True), "add_eos differs: target False, draft True"),
-        (replace(TARGET, add_eos=True), replace(TARGET, add_eos=True, eos=8), "the eos token differs: target 2, draft 8"),
+        (
+            replace(TARGET, add_eos=True),
+            replace(TARGET, add_eos=True, eos=8),
+            "the eos token differs: target 2, draft 8",
+        ),
         (TARGET, replace(TARGET, texts=TARGET.texts[:171]), "sizes differ by 129: target 300, draft 171; at most 128"),
         (TARGET, with_text(5, b"\xffa"), r"token 5 differs: target 't5', draft '\\xffa'"),
         (TARGET, with_text(299, b""), "token 299 differs: target 't299', draft ''"),
@@ -98,7 +103,9 @@ def architectures(tree: Path, marker: str, *, trunk: bool) -> set[str]:
     src = tree / "src"
     arch_text = (src / "llama-arch.cpp").read_text()
     names = dict(re.findall(r'\{ (LLM_ARCH_\w+),\s+"([^"]+)"', arch_text))
-    classes = dict(re.findall(r"case (LLM_ARCH_\w+):\s+return new (llama_model_\w+)\(", (src / "llama-model.cpp").read_text()))
+    classes = dict(
+        re.findall(r"case (LLM_ARCH_\w+):\s+return new (llama_model_\w+)\(", (src / "llama-model.cpp").read_text())
+    )
     header = (src / "models" / "models.h").read_text()
     parents: dict[str, str] = {}
     for body in re.split(r"\n(?=struct llama_model_)", header):
@@ -139,4 +146,3 @@ def test_lists_of_architectures_are_those_of_the_pinned_tree(listed: frozenset[s
         pytest.skip("the vendored sources are not here (python vendor/ggml/sync.py, or PYSPEC_LLAMA_SRC)")
     found = architectures(tree, marker, trunk=True) - {"eagle3", "dflash", "gemma4-assistant"}
     assert found == listed
-

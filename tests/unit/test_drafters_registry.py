@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -27,11 +26,10 @@ class Nothing(Drafter):
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """No packages' drafters, nothing registered."""
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "_plugins", {})
-    yield
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
@@ -97,9 +95,7 @@ def test_packages_offer_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
         register(type("Mine", (Nothing,), {"name": "mine"}))
 
 
-def test_packages_cannot_take_a_builtin_name(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_packages_cannot_take_a_builtin_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     offer(monkeypatch, ("draft-simple", f"{__name__}:Nothing"))
     assert get("draft-simple").__name__ == "DraftSimple"
     assert names().count("draft-simple") == 1

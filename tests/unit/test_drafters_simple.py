@@ -1,4 +1,4 @@
-"""draft-simple: what its cache holds, what it proposes, and what it refuses. The draft is a fake that notices mistakes."""
+"""draft-simple: what its cache holds, what it proposes, what it refuses. The draft is a fake that notices mistakes."""
 
 from __future__ import annotations
 
@@ -261,4 +261,3 @@ def test_with_the_engine(kind: str, target_kind: str, draft_rule: str) -> None:
     assert rate is not None
     assert rate == 1.0 if draft_rule == "same" else rate < 0.2
     engine.close()
-

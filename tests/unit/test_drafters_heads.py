@@ -1,0 +1,618 @@
+"""EAGLE-3, MTP and DFlash on fake heads that notice every wrong row.
+
+A hidden row is the hash of the whole history up to its position, so a row of another sequence, of another position or
+of a rejected token is a wrong number. A head checks each pair it is given against the cell before it, and a perfect
+head proposes what the target will say: everything is accepted, or something is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import EMPTY, N_VOCAB, FakeDrafter, FakeEvaluator, Rule, advance
+
+from pyspec.config import SamplingParams, SpeculationParams
+from pyspec.drafters.base import Drafter
+from pyspec.drafters.draft_dflash import DraftDflash
+from pyspec.drafters.draft_dspark import DraftDspark
+from pyspec.drafters.draft_eagle3 import DraftEagle3
+from pyspec.drafters.draft_mtp import DraftMtp
+from pyspec.engine import Engine
+from pyspec.errors import ConfigError, DecodeFailed
+from pyspec.runtime.batch import NONE, Batch
+from pyspec.runtime.cache import Rollback
+from pyspec.types import DraftRequest, F32Array, RollbackKind
+
+RULE = Rule()
+MASK = 3
+PROMPT = [20, 30, 40, 50, 60]
+WIDTH = 4
+
+
+def to_row(h: int) -> list[float]:
+    """A 61-bit hash as four floats that hold it exactly; the hash of nothing is a row of zeros."""
+    return [float(((h ^ EMPTY) >> s) & 0xFFFF) for s in (0, 16, 32, 48)]
+
+
+def from_row(row: Any) -> int:
+    return sum(int(v) << s for v, s in zip(row, (0, 16, 32, 48), strict=True)) ^ EMPTY
+
+
+class Target(FakeEvaluator):
+    """The fake target, with hidden rows that tell their history."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(RULE, n_embd=WIDTH, **options)
+        self.hashes: list[int] = []
+        append = self.cells.append
+
+        def keep(seq: int, token: int) -> int:
+            self.hashes.append(append(seq, token))
+            return self.hashes[-1]
+
+        self.cells.append = keep  # type: ignore[method-assign]
+        self.model = SimpleNamespace(n_layer=9)
+
+    def decode(self, batch: Batch) -> None:
+        self.hashes.clear()
+        super().decode(batch)
+        self._hidden[: len(self.hashes)] = [to_row(h) for h in self.hashes]
+
+    def history(self, seq: int) -> int:
+        """Hash of what is in the cache."""
+        cells = self.cells.cells[seq]
+        return cells.hashes[-1] if cells.hashes else EMPTY
+
+
+@dataclass
+class Cells:
+    """Cells of one sequence: what each block stored there; a removed cell keeps its data until it is written again."""
+
+    n: int = 0
+    data: list[list[int]] = field(default_factory=list)
+
+
+class Head:
+    """Common part of the fake heads: memory, sizes, rows."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        kind: RollbackKind = RollbackKind.PARTIAL,
+        n_ctx_seq: int = 4096,
+        n_batch: int = 64,
+        n_ubatch: int = 16,
+        n_outputs_max: int = 64,
+        agree: Callable[[int], bool] = lambda h: True,
+        **model: Any,
+    ) -> None:
+        self.target = target
+        self.agree = agree
+        self.n_vocab = N_VOCAB
+        self.n_embd = self.n_embd_out = WIDTH
+        self.n_ctx_seq, self.n_batch, self.n_ubatch, self.n_outputs_max = n_ctx_seq, n_batch, n_ubatch, n_outputs_max
+        self.n_seq_max = target.n_seq_max
+        self.n_heads = model.get("n_layer_nextn", 1)
+        self.cells = [Cells() for _ in range(self.n_seq_max)]
+        self.memory = Rollback(self, kind)  # type: ignore[arg-type]
+        self.handle = self
+        self.model = SimpleNamespace(
+            **{
+                "target_layer_ids": (1, 2, 3), "architecture": "qwen35", "n_layer_nextn": 0, "path": Path("head.gguf"),
+                "dflash_selector_top_k": 0, "vocab": SimpleNamespace(mask=MASK), "metadata": {},
+            }
+            | model
+        )  # fmt: skip
+        self.violations: list[str] = []
+        self.n_decode = 0
+        self.passes: list[dict[int, int]] = []
+        self.fail_at = -1
+        self.head = 0
+        self.masked = False
+        self._nextn: F32Array = np.zeros((n_batch, WIDTH), np.float32)
+        self._logits: F32Array = np.zeros((n_batch, N_VOCAB), np.float32)
+        self._n_out = 0
+        self._n_nextn = 0
+
+    # switches
+
+    def embeddings_nextn(self, value: bool, masked: bool) -> None:
+        self.masked = masked
+
+    def causal_attn(self, value: bool) -> None:
+        self.causal = value
+
+    def nextn_layer_offset(self, offset: int) -> None:
+        assert 0 <= offset < self.n_heads
+        self.head = offset
+
+    def set_backend_sampler(self, seq: int, top_k: int | None) -> bool:
+        raise AssertionError("the fake runs on no device")
+
+    # memory
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        self.cells[seq].n = min(self.cells[seq].n, max(p0, 0))
+        return True
+
+    def seq_pos_min(self, seq: int) -> int:
+        return 0 if self.cells[seq].n else -1
+
+    # rows
+
+    def wrong(self, text: str) -> None:
+        self.violations.append(text)
+
+    def put(self, seq: int, pos: int, value: int) -> None:
+        cells = self.cells[seq]
+        if pos != cells.n:
+            self.wrong(f"sequence {seq}: row at {pos}, {cells.n} cells")
+        if pos >= self.n_ctx_seq:
+            self.wrong(f"position {pos}, n_ctx_seq is {self.n_ctx_seq}")
+        while len(cells.data) <= pos:
+            cells.data.append([-1] * self.n_heads)
+        cells.data[pos][self.head] = value
+        cells.n = pos + 1
+
+    def before(self, seq: int, pos: int) -> int:
+        """What this block holds of the cell before ``pos``."""
+        return self.cells[seq].data[pos - 1][self.head] if pos else EMPTY
+
+    def say(self, h: int) -> int:
+        """Token that this head proposes after a history."""
+        right = RULE.next(h)
+        return right if self.agree(h) else 60 + (right + 1) % 30
+
+    def start(self, batch: Batch) -> None:
+        self.n_decode += 1
+        self.passes.append({seq: e - b for seq, (b, e) in batch.rows().items()})
+        if self.n_decode == self.fail_at:
+            raise DecodeFailed("broken", func="decode", state="partial")
+        if not 1 <= batch.n <= self.n_batch:
+            self.wrong(f"{batch.n} rows, n_batch is {self.n_batch}")
+        if batch.n_outputs > self.n_outputs_max:
+            self.wrong(f"{batch.n_outputs} outputs, n_outputs_max is {self.n_outputs_max}")
+        self._n_out = 0
+
+    def out(self, token: int) -> None:
+        row = self._logits[self._n_out]
+        row[:] = 0.0
+        row[token] = 5.0
+        self._n_out += 1
+
+    def logits(self) -> F32Array:
+        return self._logits[: self._n_out]
+
+    def nextn(self, n_rows: int) -> F32Array:
+        if n_rows > self._n_nextn:
+            self.wrong(f"{n_rows} nextn rows asked for, {self._n_nextn} there")
+        return self._nextn[:n_rows]
+
+
+class PairHead(Head):
+    """Takes pairs of hidden row and token: EAGLE-3 (shift 0), MTP (shift 1)."""
+
+    def __init__(self, target: Target, shift: int, rowwise: bool = False, **options: Any) -> None:
+        super().__init__(target, **options)
+        self.shift = shift
+        self.rowwise = rowwise
+        self._shared_last = [EMPTY] * self.n_seq_max
+
+    def decode(self, batch: Batch) -> None:
+        self.start(batch)
+        assert batch.embd is not None
+        if not self.rowwise and batch.n_outputs not in (0, batch.n):
+            self.wrong("outputs of single rows")
+        shared = self.memory.kind is RollbackKind.NONE
+        n_nextn = 0
+        for seq, (b, e) in batch.rows().items():
+            for i in range(b, e):
+                pos, h = int(batch.pos[i]), from_row(batch.embd[i])
+                if shared:
+                    history = self.target.history(seq)
+                    if pos != self.target.cells.n_past(seq):
+                        self.wrong(f"sequence {seq}: row at {pos}, the target has {self.target.cells.n_past(seq)}")
+                    if h not in (history, self._shared_last[seq]):
+                        self.wrong(f"sequence {seq}: hidden row of another history")
+                elif h != self.before(seq, pos) and pos + self.shift > 0 and not (pos == 0 and self.shift == 0):
+                    self.wrong(
+                        f"sequence {seq}, position {pos}, block {self.head}: row does not follow the cell before"
+                    )
+                after = advance(h, int(batch.tokens[i]))
+                self._shared_last[seq] = after
+                if not shared:
+                    self.put(seq, pos, after)
+                if batch.output[i]:
+                    self.out(self.say(after))
+                if batch.output[i] or not self.masked:
+                    self._nextn[n_nextn] = to_row(after)
+                    n_nextn += 1
+        self._n_nextn = n_nextn
+
+    def encode(self, embd: F32Array, n: int) -> None:
+        if not 1 <= n <= self.n_ubatch:
+            self.wrong(f"encoding {n} rows, n_ubatch is {self.n_ubatch}")
+        parts = embd[:n].reshape(n, 3, WIDTH)
+        if not (parts == parts[:, :1]).all():
+            self.wrong("features of different rows side by side")
+        self._nextn[:n] = parts[:, 0]
+        self._n_nextn = n
+
+
+class BlockHead(Head):
+    """Takes features per position, then a block of masks: DFlash and its kin."""
+
+    def __init__(self, target: Target, **options: Any) -> None:
+        self.lattice_k = options.get("dflash_selector_top_k", 0)
+        self.anchor = options.pop("anchor", False)
+        self.doubt = options.pop("doubt", 99)
+        super().__init__(target, **options)
+
+    def decode(self, batch: Batch) -> None:
+        self.start(batch)
+        if batch.n > self.n_ubatch:
+            self.wrong("more than a micro-batch without causal attention")
+        if not batch.use_tokens:
+            assert batch.embd is not None
+            parts = batch.embd[: batch.n].reshape(batch.n, 3, WIDTH)
+            if not (parts == parts[:, :1]).all():
+                self.wrong("features of different rows side by side")
+            for seq, (b, e) in batch.rows().items():
+                for i in range(b, e):
+                    self.put(seq, int(batch.pos[i]), from_row(parts[i, 0]))
+            return
+        if len({e - b for b, e in batch.rows().values()}) > 1:
+            self.wrong("blocks of different lengths")
+        for seq, (b, e) in batch.rows().items():
+            h = self.before(seq, int(batch.pos[b]))
+            if h != self.target.history(seq):
+                self.wrong(f"sequence {seq}: the cache is not the text")
+            if batch.tokens[b + 1 : e].tolist() != [MASK] * (e - b - 1):
+                self.wrong("masks expected")
+            h = advance(h, int(batch.tokens[b]))
+            for i in range(b, e):
+                self.put(seq, int(batch.pos[i]), -2)
+                if i > b or self.anchor:
+                    token = self.say(h)
+                    h = advance(h, token)
+                else:
+                    token = 70  # the last token's own row is not a proposal
+                if batch.output[i]:
+                    self.out(token)
+                self._nextn[i] = 0.9 if i - b < self.doubt else 0.1
+                if self.lattice_k:
+                    self._lattice[i] = self.lattice_row(i - b, token)
+        self._n_nextn = batch.n
+
+    def lattice_row(self, i: int, token: int) -> list[float]:
+        """Candidates with the right one at place i % k; its score counts only after the right one before."""
+        k = self.lattice_k
+        ids = [float(80 + j) for j in range(k)]
+        ids[i % k] = float(token)
+        scores = np.zeros((k, k), np.float32)
+        for before in range(k):
+            right = i == 1 or before == (i - 1) % k
+            scores[before, i % k if right else (i + 1) % k] = 4.0
+        return [*ids, *scores.ravel()]
+
+    def nextn(self, n_rows: int) -> F32Array:
+        rows = super().nextn(n_rows)
+        return self._lattice[:n_rows] if self.lattice_k else rows
+
+    def embeddings_nextn(self, value: bool, masked: bool) -> None:
+        super().embeddings_nextn(value, masked)
+        self._lattice: F32Array = np.zeros((self.n_batch, self.lattice_k * (self.lattice_k + 1)), np.float32)
+
+
+Made = tuple[Drafter, Any, Target]
+
+
+def eagle3(n_seq: int = 1, n_max: int = 3, target: dict[str, Any] | None = None, **options: Any) -> Made:
+    t = Target(n_seq=n_seq, **target or {})
+    spec = {k: options.pop(k) for k in ("p_min", "n_min") if k in options}
+    head = PairHead(t, 0, **options)
+    return DraftEagle3(t, head, SpeculationParams(n_max=n_max, **spec), n_seq), head, t  # type: ignore[arg-type]
+
+
+def mtp(n_seq: int = 1, n_max: int = 3, target: dict[str, Any] | None = None, **options: Any) -> Made:
+    t = Target(n_seq=n_seq, **target or {})
+    spec = {k: options.pop(k) for k in ("p_min", "n_min") if k in options}
+    head = PairHead(t, 1, **options)
+    return DraftMtp(t, head, SpeculationParams(n_max=n_max, **spec), n_seq), head, t  # type: ignore[arg-type]
+
+
+def block(cls: type[DraftDflash]) -> Callable[..., Made]:
+    def make(n_seq: int = 1, n_max: int = 3, target: dict[str, Any] | None = None, **options: Any) -> Made:
+        t = Target(n_seq=n_seq, **target or {})
+        spec = {k: options.pop(k) for k in ("p_min", "n_min") if k in options}
+        head = BlockHead(t, **{"metadata": {"dflash.block_size": "8"}, "anchor": cls is DraftDspark} | options)
+        return cls(t, head, SpeculationParams(n_max=n_max, **spec), n_seq), head, t  # type: ignore[arg-type]
+
+    return make
+
+
+MAKERS: dict[str, Callable[..., Made]] = {
+    "eagle3": eagle3,
+    "mtp": lambda *a, **k: mtp(*a, **{"rowwise": True} | k),
+    "mtp-all-rows": lambda *a, **k: mtp(*a, **{"architecture": "step35"} | k),
+    "mtp-chain": lambda *a, **k: mtp(*a, **{"architecture": "step35", "n_layer_nextn": 3} | k),
+    "mtp-shared": lambda *a, **k: mtp(*a, **{"kind": RollbackKind.NONE, "architecture": "gemma4-assistant"} | k),
+    "dflash": block(DraftDflash),
+    "dflash2": lambda *a, **k: block(DraftDflash)(*a, **{"dflash_selector_top_k": 3} | k),
+    "dspark": block(DraftDspark),
+    "dspark-bonus": lambda *a, **k: block(DraftDspark)(
+        *a, **{"metadata": {"dflash.block_size": "8", "dflash.sample_from_anchor": "false"}, "anchor": False} | k
+    ),
+}
+
+AGREE: dict[str, Callable[[int], bool]] = {
+    "perfect": lambda h: True,
+    "middling": lambda h: h % 4 != 0,
+    "useless": lambda h: False,
+}
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "partial": {},
+    "bounded": {"kind": RollbackKind.BOUNDED, "n_rs_seq": 8, "hybrid": True},
+    "full": {"kind": RollbackKind.FULL, "hybrid": True},
+    "window": {"n_swa": 6, "n_ubatch": 8},
+}
+
+
+def run(drafters: list[Drafter], target: Target, prompts: list[list[int]], n: int = 40) -> Engine:
+    """Generate, and check the output and everything the fakes have seen."""
+    engine = Engine(target, drafters)
+    seqs = [engine.submit(p, SamplingParams(max_tokens=n + i)) for i, p in enumerate(prompts)]
+    while engine.step():
+        pass
+    for seq, prompt in zip(seqs, prompts, strict=True):
+        assert seq.output == RULE.generate(prompt, seq.params.max_tokens or 0)
+    assert not target.violations
+    return engine
+
+
+@pytest.mark.parametrize("quality", AGREE)
+@pytest.mark.parametrize("n_seq", [1, 3])
+@pytest.mark.parametrize("memory", TARGETS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_row_is_where_it_belongs(
+    name: str, memory: str, n_seq: int, quality: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prompts shorter and longer than a micro-batch, sequences that start and end at different times."""
+    drafter, head, target = MAKERS[name](n_seq, target=TARGETS[memory], agree=AGREE[quality])
+    rng = random.Random(1)
+    prompts = [[rng.randrange(20, 99) for _ in range(n)] for n in (1, 2, 40, 17, 5, 33, 70)]
+    run([drafter], target, prompts)
+    assert not head.violations
+    assert "no more drafts" not in caplog.text
+    assert drafter.stats.n_failed == 0
+    # every sequence drafts in every step but the last
+    assert drafter.stats.n_gen_drafts >= 7 * 10
+    rate = drafter.stats.acceptance_rate
+    assert rate is not None
+    if quality == "perfect":
+        assert rate == 1.0
+    elif quality == "useless":
+        assert rate == 0.0
+    else:
+        assert 0.3 < rate < 0.8
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_in_a_chain_with_a_drafter_of_longer_drafts(name: str) -> None:
+    """Drafts of another drafter come between, longer than ours; the rows left over are caught up with."""
+    drafter, head, target = MAKERS[name](2, agree=AGREE["middling"])
+    other = FakeDrafter(target, "seldom", n_max=9, seed=3)
+    run([other, drafter], target, [PROMPT, [*range(30, 66)], [44]], n=80)
+    assert not head.violations
+    assert not other.violations
+    assert drafter.stats.n_failed == 0
+    assert drafter.stats.n_gen_drafts > 5
+    assert other.stats.n_gen_drafts > 5
+    assert 0.3 < (drafter.stats.acceptance_rate or 0) < 0.8
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(4, 4), (8, 4), (5, 5)])
+def test_small_batches(name: str, n_batch: int, n_ubatch: int) -> None:
+    """B06: batches smaller than a verification."""
+    sizes = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+    drafter, head, target = MAKERS[name](1, target=sizes, **sizes, n_outputs_max=4)
+    run([drafter], target, [[*range(20, 51)], PROMPT])
+    assert not head.violations
+    assert drafter.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_draft_context_smaller_than_the_text(name: str) -> None:
+    """B05: drafting ends cleanly, for the sequences concerned."""
+    if name == "mtp-shared":
+        pytest.skip("the assistant has the target's cache")
+    drafter, head, target = MAKERS[name](2, n_ctx_seq=32)
+    run([drafter], target, [PROMPT, [*range(20, 90)], [33, 34]], n=50)
+    assert not head.violations
+    assert drafter.stats.n_failed == 0
+    assert drafter.stats.acceptance_rate == 1.0
+    assert drafter.stats.n_gen_drafts > 5
+    # texts of 55 and 54 tokens in all: drafting stopped at 32
+    assert drafter.stats.n_gen_tokens < 2 * 32
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 8])
+def test_a_failing_draft_costs_nothing_but_speed(name: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    drafter, head, target = MAKERS[name](2)
+    head.fail_at = at
+    engine = run([drafter], target, [PROMPT, [70, 71, 72]], n=30)
+    assert drafter.stats.n_failed == 1
+    assert "broken" in caplog.text
+    # the next generations draft again
+    n_before = drafter.stats.n_gen_tokens
+    seqs = [engine.submit(p, SamplingParams(max_tokens=20)) for p in (PROMPT, [99])]
+    while engine.step():
+        pass
+    assert [s.output for s in seqs] == [RULE.generate(PROMPT, 20), RULE.generate([99], 20)]
+    assert drafter.stats.n_gen_tokens > n_before
+    assert not head.violations
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_pass_more_than_needed(name: str) -> None:
+    """Catching up shares the first pass of a draft; blocks need one pass and an injection."""
+    drafter, head, target = MAKERS[name](1)
+    engine = run([drafter], target, [[*PROMPT]], n=40)
+    n_steps = engine.stats.n_pass
+    n_drafts = drafter.stats.n_call_draft
+    # prompts of 5 tokens: one pass before the first step, one for each block of a chain
+    n_prompt = {"mtp-chain": 3, "mtp-shared": 0}.get(name, 1)
+    if name.startswith("d"):
+        assert head.n_decode <= n_prompt + n_steps + n_drafts
+    else:
+        assert head.n_decode <= n_prompt + 3 * n_drafts + 3
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_p_min_and_n_min(name: str) -> None:
+    options: dict[str, Any] = {"p_min": 0.99999}
+    drafter, head, target = MAKERS[name](1, **options)
+    if isinstance(drafter, DraftDspark):
+        head.doubt = 2  # confidences fall below p_min at this row of a block
+        drafter, head, target = MAKERS[name](1, p_min=0.5, doubt=2)
+        run([drafter], target, [PROMPT])
+        assert {n for n, c in enumerate(drafter.stats.n_gen_tokens_per_pos) if c} == set(range(2 - drafter._first_row))
+    else:
+        run([drafter], target, [PROMPT])
+        assert drafter.stats.n_gen_tokens == 0
+    assert not head.violations
+    drafter, head, target = MAKERS[name](1, n_min=3)
+    run([drafter], target, [PROMPT])
+    assert drafter.stats.n_gen_tokens == 3 * drafter.stats.n_gen_drafts > 0
+
+
+@pytest.mark.parametrize("name", [n for n in MAKERS if n != "mtp-shared"])
+def test_saved_state_goes_on(name: str) -> None:
+    """The deferred rows travel to another drafter; the cache is copied as the session's owner would."""
+    drafter, head, target = MAKERS[name](1, agree=AGREE["middling"])
+    engine = Engine(target, [drafter])
+    first = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    for _ in range(9):
+        engine.step()
+    state = drafter.state(0)
+    assert state is not None
+    other, other_head, _ = MAKERS[name](1, agree=AGREE["middling"])
+    other.target = drafter.target
+    other_head.target = target
+    other_head.cells = head.cells
+    other.restore(0, state)
+    assert other.state(0) == state
+    engine.chain.drafters = (other,)
+    while engine.step():
+        pass
+    assert first.output == RULE.generate(PROMPT, 60)
+    assert not other_head.violations
+    assert other.stats.n_gen_drafts > 3
+    assert 0.3 < (other.stats.acceptance_rate or 0) < 0.85
+    other.restore(0, None)
+    assert other.state(0) is None
+    for bad in (b"", b"nonsense", state[:-4] if len(state) > 24 else state + b"x", b"x" + state[1:]):
+        with pytest.raises(ConfigError, match="saved state"):
+            other.restore(0, bad)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_pass_without_tokens_ends_drafting(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An embeddings-only batch: nothing to pair the rows with. The next generation drafts again."""
+    drafter, _, target = MAKERS[name](1)
+    drafter.run_begin(0, PROMPT)
+    images = Batch(4, WIDTH, use_tokens=False)
+    images.extend([0, 0], 0, 0, NONE)
+    if not name.startswith("d"):
+        drafter.run_process(images)
+        assert "without tokens" in caplog.text
+    else:
+        target.decode(_tokens(PROMPT[:2]))
+        drafter.run_process(_tokens(PROMPT[:2], pos0=1))
+        assert "no more drafts" in caplog.text
+    request = DraftRequest(0, 2, 50, [0, 0, 50], 3)
+    drafter.run_draft([request])
+    assert request.draft == []
+    target.memory.clear(0)
+    run([drafter], target, [PROMPT])
+    assert drafter.stats.acceptance_rate == 1.0
+
+
+def _tokens(tokens: list[int], pos0: int = 0) -> Batch:
+    batch = Batch(8)
+    batch.extend(tokens, pos0, 0, NONE)
+    return batch
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_more_of_a_prompt_after_a_draft(name: str) -> None:
+    """A draft that nobody verified, then rows without outputs: as in the next turn of a conversation."""
+    drafter, head, target = MAKERS[name](1)
+    text = [*PROMPT, 61, 62, 63, 64]
+    drafter.run_begin(0, text)
+    batch = _tokens(PROMPT)
+    target.decode(batch)
+    drafter.run_process(batch)
+    for n in (5, 7, 8):
+        request = DraftRequest(0, n, text[n], text[: n + 1], 3)
+        drafter.run_draft([request])
+        assert request.draft == RULE.generate(text[: n + 1], 3)
+        batch = _tokens(text[n : 7 if n < 7 else n + 1], pos0=n)
+        target.decode(batch)
+        drafter.run_process(batch)
+    assert not head.violations
+
+
+def test_memory_of_deferred_rows_does_not_grow_with_the_text() -> None:
+    for make in (eagle3, mtp):
+        drafter, _, target = make(2, rowwise=True) if make is mtp else make(2)
+        run([drafter], target, [[*range(20, 90)] * 8, PROMPT], n=200)
+        stash: Any = drafter
+        assert stash._stash.shape == (2, 4, WIDTH)
+
+
+def test_a_chain_drafts_a_token_a_block(caplog: pytest.LogCaptureFixture) -> None:
+    drafter, _, _ = MAKERS["mtp-chain"](1, n_max=7)
+    assert drafter.n_max == 3
+    assert "n_max=7" in caplog.text
+    drafter, head, target = MAKERS["mtp-chain"](1, n_max=2)
+    run([drafter], target, [PROMPT])
+    assert drafter.stats.acceptance_rate == 1.0
+    assert max(n for cells in head.cells for d in cells.data for n, v in enumerate(d) if v != -1) == 1
+
+
+@pytest.mark.parametrize(("name", "n_max"), [("dflash", 7), ("dflash2", 7), ("dspark", 8), ("dspark-bonus", 7)])
+def test_blocks_limit_the_draft(name: str, n_max: int, caplog: pytest.LogCaptureFixture) -> None:
+    drafter, head, target = MAKERS[name](1, n_max=20)
+    assert drafter.n_max == n_max
+    assert "block size 8" in caplog.text
+    run([drafter], target, [PROMPT])
+    assert drafter.stats.acceptance_rate == 1.0
+    assert len(drafter.stats.n_gen_tokens_per_pos) == n_max
+    assert not head.violations
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a block of 4 rows does not fit .* n_ubatch=3"):
+        MAKERS["dflash"](1, n_ubatch=3)
+    with pytest.raises(ConfigError, match="n_outputs_max=2"):
+        MAKERS["dspark"](1, n_outputs_max=2)
+
+
+def test_many_sequences_take_several_passes() -> None:
+    drafter, head, target = MAKERS["dflash"](5, n_ubatch=8)
+    run([drafter], target, [[20 + i] for i in range(5)])
+    assert not head.violations
+    assert drafter.stats.acceptance_rate == 1.0
+    assert max(len(p) for p in head.passes if all(n == 4 for n in p.values())) == 2
