@@ -1,15 +1,16 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# cython: freethreading_compatible=True
-# distutils: extra_compile_args = -ffp-contract=off
+# cython: language_level=3, freethreading_compatible=True
 # distutils: include_dirs = pyspec
 # distutils: depends = pyspec/_kernels.h
 """Array kernels of the speculation loop.
 
 Every function checks its arguments first, then runs a loop that neither allocates nor touches a Python object.
-Outputs (OUT) belong to the caller and are passed in, so that they can be used again in the next step; inputs (IN) may be
-read-only. Arrays are C-contiguous; an output may be longer than needed, the rest is left alone. A wrong dtype, shape
-or value raises ValueError and nothing is written. No llama.cpp type is known here. Functions over float rows release
-the GIL. The same functions in plain NumPy, with the same signatures, are in ``pyspec/_reference.py``.
+Outputs (OUT) belong to the caller and are passed in, so that they can be used again in the next step; inputs (IN) may
+be read-only. Arrays are C-contiguous; an output may be longer than needed, the rest is left alone. A wrong dtype,
+shape or value raises ValueError and nothing is written. No llama.cpp type is known here. Functions over float rows
+release the GIL. The same functions in plain NumPy, with the same signatures, are in ``pyspec/_reference.py``.
+
+The build sets the directives (boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False) so that a
+debug build can turn the checks on.
 
 NaN logits count as -inf everywhere.
 """
@@ -19,7 +20,7 @@ from cpython.buffer cimport (
 )
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int8_t, int32_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memset
 
 cdef enum:
     MAX_SOURCES = 64
@@ -178,6 +179,7 @@ def interleave_rows(float[:, ::1] dst not None, src not None, Py_ssize_t n):
     if n < 0 or n > dst.shape[0]:
         raise ValueError(f"n must be in [0, {dst.shape[0]}], the rows of dst, got {n}")
     dst_bytes = dst.shape[0] * dst.shape[1] * <Py_ssize_t>sizeof(float)
+    cdef float *to = &dst[0, 0] if dst_bytes > 0 else NULL
     try:
         for j in range(k):
             PyObject_GetBuffer(src[j], &bufs[j], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
@@ -192,11 +194,12 @@ def interleave_rows(float[:, ::1] dst not None, src not None, Py_ssize_t n):
             if bufs[j].shape[1] != d or bufs[j].shape[0] < n:
                 raise ValueError(
                     f"src[{j}] must have at least {n} rows of {d}, got {bufs[j].shape[0]} rows of {bufs[j].shape[1]}")
-            if _overlap(&dst[0, 0], dst_bytes, bufs[j].buf, bufs[j].len):
+            if _overlap(to, dst_bytes, bufs[j].buf, bufs[j].len):
                 raise ValueError(f"src[{j}] shares memory with dst")
             ptrs[j] = <const char *>bufs[j].buf
         with nogil:
-            _interleave(<char *>&dst[0, 0], ptrs, k, n, d * sizeof(float))
+            if to != NULL:
+                _interleave(<char *>to, ptrs, k, n, d * sizeof(float))
     finally:
         for j in range(opened):
             PyBuffer_Release(&bufs[j])
@@ -279,6 +282,8 @@ def gather_rows(float[:, ::1] dst not None, const float[:, ::1] src not None, co
     if m == 0:
         return
     _check_ids(&idx[0], m, src.shape[0], "idx")
+    if d == 0:
+        return
     if _overlap(&dst[0, 0], dst.shape[0] * row_bytes, &src[0, 0], src.shape[0] * row_bytes):
         raise ValueError("dst shares memory with src")
     cdef float *to = &dst[0, 0]
@@ -308,6 +313,8 @@ def argmax_rows(const float[:, ::1] logits not None, int32_t[::1] out not None):
     """
     cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], i
     _check_logits(n, v, out.shape[0])
+    if n == 0:
+        return
     cdef const float *x = &logits[0, 0]
     cdef int32_t *to = &out[0]
     with nogil:
@@ -355,6 +362,8 @@ def topk_softmax_rows(const float[:, ::1] logits not None, int32_t[:, ::1] ids n
     _check_logits(n, v, min(ids.shape[0], probs.shape[0]))
     if probs.shape[1] != k or k < 1 or k > v:
         raise ValueError(f"ids and probs must both have 1 to {v} columns, got {k} and {probs.shape[1]}")
+    if n == 0:
+        return
     cdef const float *x = &logits[0, 0]
     cdef int32_t *to_ids = &ids[0, 0]
     cdef float *to_probs = &probs[0, 0]
@@ -387,7 +396,7 @@ def verify_greedy(const float[:, ::1] logits not None, Py_ssize_t row0, const in
     if row0 < 0 or row0 > n or k + 1 > n - row0:
         raise ValueError(f"{k + 1} rows from row {row0} are needed, logits has {n}")
     cdef const float *x = &logits[row0, 0]
-    cdef const int32_t *want = &draft[0]
+    cdef const int32_t *want = &draft[0] if k > 0 else NULL
     cdef int32_t *to = &out[0]
     with nogil:
         while True:
@@ -407,6 +416,8 @@ def logsumexp_rows(const float[:, ::1] logits not None, double[::1] out not None
     """
     cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], i
     _check_logits(n, v, out.shape[0])
+    if n == 0:
+        return
     cdef const float *x = &logits[0, 0]
     cdef double *to = &out[0]
     with nogil:
@@ -441,6 +452,8 @@ def logprob_rows(const float[:, ::1] logits not None, const int32_t[::1] ids not
     _check_logits(n, v, out.shape[0])
     if ids.shape[0] != n:
         raise ValueError(f"ids must hold one token for each of {n} rows, got {ids.shape[0]}")
+    if n == 0:
+        return
     cdef const float *x = &logits[0, 0]
     cdef const int32_t *tokens = &ids[0]
     cdef double *to = &out[0]
@@ -490,7 +503,8 @@ def sample_row(const float[::1] logits not None, double temperature, Py_ssize_t 
     cdef const float *x = &logits[0]
     cdef int32_t *ids = &scratch_ids[0]
     cdef float *val = &scratch_p[0]
-    if _overlap(x, v * sizeof(float), val, v * sizeof(float)) or _overlap(x, v * sizeof(float), ids, v * sizeof(int32_t)):
+    if _overlap(x, v * sizeof(float), val, v * sizeof(float)) \
+            or _overlap(x, v * sizeof(float), ids, v * sizeof(int32_t)):
         raise ValueError("scratch shares memory with logits")
     # 1 / 0 is +inf here, which stands for greedy, as does any temperature too small for a float32
     cdef float scale = <float>1.0 / <float>temperature
@@ -516,8 +530,8 @@ def philox_uniform(uint64_t seed, uint64_t seq, uint64_t pos):
     cdef uint32_t c0 = <uint32_t>pos, c1 = <uint32_t>(pos >> 32), c2 = <uint32_t>seq, c3 = <uint32_t>(seq >> 32)
     cdef uint32_t k0 = <uint32_t>seed, k1 = <uint32_t>(seed >> 32)
     cdef uint64_t p0, p1
-    cdef int i
-    for i in range(10):
+    cdef int _round
+    for _round in range(10):
         p0 = <uint64_t>c0 * 0xD2511F53u
         p1 = <uint64_t>c2 * 0xCD9E8D57u
         c0 = <uint32_t>(p1 >> 32) ^ c1 ^ k0

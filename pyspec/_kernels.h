@@ -2,7 +2,7 @@
  *
  * Plain C, no dependency but libc. Each loop keeps a fixed number of lanes (PS_LANES) in a small local array, so every
  * compiler can map it to its vector registers without -ffast-math, and the result is the same bits whatever the
- * register width is. Compile with -ffp-contract=off: a fused multiply-add would make results differ between machines.
+ * register width is. Fused multiply-adds are off below for the same reason.
  *
  * Conventions: rows are C-contiguous float32; x is IN, never written; n >= 0; a NaN counts as -inf.
  */
@@ -14,6 +14,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#endif
 
 /* One copy of the function per instruction set, chosen when the module is loaded. It needs ifunc (glibc) and is off
  * under AddressSanitizer, whose runtime is not ready when ifuncs are resolved. */
@@ -370,5 +377,9 @@ static int32_t ps_sample(const float *x, ptrdiff_t v, float scale, ptrdiff_t top
     if (min_p > 0.0f) n = ps_keep_above(val, ids, n, low);
     return ps_draw(val, ids, n, top, scale, u);
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
 
 #endif /* PYSPEC_KERNELS_H */
