@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.table
 import typer
 
 from .._version import __version__
@@ -195,11 +194,11 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    table = rich.table.Table("name", "kind", "backend", "description", "free", "total", box=None, pad_edge=False)
+    rows = [("name", "kind", "backend", "free", "total", "description")]
     for d in found:
         sizes = [f"{d[key] / 2**20:,.0f} MiB" for key in ("memory_free_bytes", "memory_total_bytes")]
-        table.add_row(d["name"], d["kind"], d["backend"], d["description"], *sizes)
-    terminal.stdout().print(table)
+        rows.append((d["name"], d["kind"], d["backend"], *sizes, d["description"]))
+    terminal.write(terminal.columns(rows, right={3, 4}))
 
 
 @app.command()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rich.table
-
 from ..errors import ConfigError
 from ..runtime import TextStream
 from . import terminal
@@ -197,26 +195,23 @@ def _spans(stream: TextStream, piece: Piece) -> list[tuple[str, bool]]:
 
 def _print_stats(llm: LLM, result: GenerationResult) -> None:
     stats, usage = result.stats, result.usage
-    table = rich.table.Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_row("prompt", f"{usage.prompt_tokens} tokens", _speed(stats.prompt_tokens_per_s))
-    table.add_row("output", f"{usage.completion_tokens} tokens", _speed(stats.tokens_per_s))
-    table.add_row("", result.finish_reason, _FINISH[result.finish_reason])
-    if llm.speculation:
-        table.add_row("drafted", f"{stats.n_draft} tokens", ", ".join(llm.speculation))
-        if stats.acceptance_rate is not None:
-            table.add_row("accepted", f"{stats.n_accepted} tokens", f"{stats.acceptance_rate:.1%}")
-            pairs = itertools.zip_longest(stats.accepted_per_pos, stats.drafted_per_pos, fillvalue=0)
-            table.add_row("by position", "", " ".join(f"{a / d:.2f}" for a, d in pairs))
-        if stats.mean_accepted_length is not None:
-            table.add_row("a pass", f"{stats.mean_accepted_length:.2f} tokens", f"{stats.n_pass} passes of the target")
+    rows = [
+        ("prompt", f"{usage.prompt_tokens} tokens", _speed(stats.prompt_tokens_per_s)),
+        ("output", f"{usage.completion_tokens} tokens", _speed(stats.tokens_per_s)),
+        ("end", result.finish_reason, _FINISH[result.finish_reason]),
+    ]
+    if not llm.speculation:
+        rows.append(("drafted", "nothing", "speculation is off"))
     else:
-        table.add_row("drafted", "nothing", "speculation is off")
+        rows.append(("drafted", f"{stats.n_draft} tokens", ", ".join(llm.speculation)))
+        if stats.acceptance_rate is not None:
+            rows.append(("accepted", f"{stats.n_accepted} tokens", f"{stats.acceptance_rate:.1%}"))
+            pairs = itertools.zip_longest(stats.accepted_per_pos, stats.drafted_per_pos, fillvalue=0)
+            rows.append(("by position", "", " ".join(f"{a / d:.2f}" for a, d in pairs)))
+        if stats.mean_accepted_length is not None:
+            rows.append(("a pass", f"{stats.mean_accepted_length:.2f} tokens", f"{stats.n_pass} passes of the target"))
     console = terminal.stderr()
-    console.print()
-    console.print(table)
+    console.out("\n" + terminal.columns(rows, right={1}), style="dim", end="", highlight=False)
 
 
 _FINISH = {

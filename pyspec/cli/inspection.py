@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import rich.table
-
 from ..config import ModelParams, SpeculationParams
 from ..errors import PyspecError
 from . import terminal
@@ -99,25 +97,28 @@ def _pair(target: Model, draft: Model) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    console = terminal.stdout()
-    table = rich.table.Table.grid(padding=(0, 2))
-    for key, value in _rows(found):
-        table.add_row(key, terminal.printable(value))
-    console.print(table)
-    console.print()
-    console.print("as target, with --spec-type:")
-    table = rich.table.Table.grid(padding=(0, 2))
-    for name, reason in found["target"].items():
-        draft = " (with a draft file made for this model)" if name.startswith("draft-") and name != "draft-mtp" else ""
-        table.add_row("  " + name, f"no: {terminal.printable(reason)}" if reason else f"yes{draft}")
-    console.print(table)
-    console.print()
-    console.print(f"as draft: {found['draft_type']}")
+    write = terminal.write
+    write(terminal.columns([(key, terminal.printable(value)) for key, value in _rows(found)]))
+    write("\nas target, with --spec-type:\n")
+    verdicts = [
+        ("  " + name, terminal.printable(f"no: {reason}") if reason else _YES.get(name, "yes"))
+        for name, reason in found["target"].items()
+    ]
+    write(terminal.columns(verdicts))
+    write(f"\nas draft: {found['draft_type']}\n")
     pair = found.get("pair")
     if pair:
-        console.print()
-        verdict = "no: " + terminal.printable(pair["problem"]) if pair["problem"] else "yes"
-        console.print(f"with draft {terminal.printable(pair['draft'])} as {pair['type']}: {verdict}", markup=False)
+        verdict = f"no: {pair['problem']}" if pair["problem"] else "yes"
+        write(terminal.printable(f"\nwith draft {pair['draft']} as {pair['type']}: {verdict}\n"))
+
+
+#: What else it takes.
+_YES = {
+    "draft-simple": "yes, with a smaller model of the same vocabulary",
+    "draft-eagle3": "yes, with a head made for this model",
+    "draft-dflash": "yes, with a draft made for this model",
+    "draft-dspark": "yes, with a draft made for this model",
+}
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -137,7 +138,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("file", found["path"]),
         ("name", found["name"] or ""),
-        ("architecture", f"{found['architecture']} ({found['description']})"),
+        ("architecture", found["architecture"]),
         ("licence", found["license"] or ""),
         ("parameters", f"{found['n_params']:,}"),
         ("size", f"{found['size_bytes'] / 1e6:,.1f} MB, {found['file_type']}"),

@@ -6,17 +6,28 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec
 
 import rich.console
 import rich.progress
 import typer
+from rich.cells import cell_len
 
 from ..errors import PyspecError
 
-__all__ = ["EXIT_INTERRUPTED", "guard", "log_to_stderr", "printable", "progress", "stderr", "stdout", "write"]
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "columns",
+    "guard",
+    "log_to_stderr",
+    "printable",
+    "progress",
+    "stderr",
+    "stdout",
+    "write",
+]
 
 EXIT_FAILURE = 1
 #: 128 + SIGINT, what shells expect of a program ended with Ctrl-C.
@@ -41,6 +52,23 @@ def stderr() -> rich.console.Console:
 def printable(text: str) -> str:
     """Text with control characters made visible: what a model writes must not steer the terminal."""
     return text.translate(_CONTROLS)
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Rows of cells as aligned lines; never cut or wrapped, no spaces at the ends.
+
+    Args:
+        rows: all of the same length. right: columns that are aligned to the right.
+    """
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if i in right else cell + space)
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)
 
 
 def write(text: str) -> None:

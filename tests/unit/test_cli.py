@@ -169,6 +169,7 @@ def test_text_on_stdout_and_table_on_stderr(fake: type[FakeLLM], capsys: pytest.
     out, err = capsys.readouterr()
     assert out == TEXT + "\n", "piped text is exactly the model's, control characters and all"
     assert "\x1b" not in err
+    assert not [line for line in err.splitlines() if line != line.rstrip()]
     rows = {line.split("  ")[0].strip(): line.split() for line in err.splitlines() if line.strip()}
     assert rows["prompt"] == ["prompt", "8", "tokens", "7000.0", "tokens/s"]
     assert rows["output"] == ["output", "5", "tokens", "5.0", "tokens/s"]
@@ -497,7 +498,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert run("info") == 0
     assert "backends: cpu" in capsys.readouterr().out
     assert run("devices") == 0
-    assert re.search(r"CPU +cpu +CPU +A CPU", capsys.readouterr().out)
+    assert re.search(r"CPU +cpu +CPU +0 MiB +0 MiB +A CPU\n", capsys.readouterr().out)
     assert run("devices", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [report.device_dict(device)]
 
@@ -509,6 +510,11 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "130 stopped with Ctrl-C" in " ".join(capsys.readouterr().out.split())
     assert run("generate", "-h") == 0
     assert "--spec-type" in capsys.readouterr().out
+
+
+def test_columns_are_neither_cut_nor_wrapped() -> None:
+    rows = [("a", "1", "x" * 200), ("日本", "22", "")]
+    assert terminal.columns(rows, right={1}) == f"a      1  {'x' * 200}\n日本  22\n"
 
 
 # ---- quantize: what it checks first -------------------------------------------------------------
