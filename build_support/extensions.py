@@ -1,4 +1,4 @@
-"""The two extension modules, and the setuptools command that builds the native libraries before them."""
+"""The extension modules, and the setuptools command that builds the native libraries before them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from build_support.config import ROOT, BuildConfig, BuildError
 PACKAGE = ROOT / "pyspec"
 BACKENDS = PACKAGE / "backends"
 LIB_NAMES = ("pyspec-llama", "pyspec-ggml", "pyspec-ggml-base")
+#: Cython modules.
+KERNELS = ("_core", "_suffix")
 WINDOWS = sys.platform == "win32"
 
 _DIRECTIVES = {
@@ -47,10 +49,10 @@ def _link_args(config: BuildConfig, *, rpath: bool) -> list[str]:
     return args
 
 
-def _kernel_extension(config: BuildConfig) -> Extension:
+def _kernel_extension(config: BuildConfig, name: str) -> Extension:
     return Extension(
-        "pyspec._core",
-        ["pyspec/_core.pyx"],
+        f"pyspec.{name}",
+        [f"pyspec/{name}.pyx"],
         depends=[path.relative_to(ROOT).as_posix() for path in (*PACKAGE.glob("*.pxd"), *PACKAGE.glob("*.h"))],
         include_dirs=["pyspec"],
         extra_compile_args=_compile_args(config),
@@ -78,7 +80,7 @@ def extension_list() -> list[Extension]:
         config = BuildConfig.from_env()
     except BuildError as exc:
         raise SystemExit(f"error: {exc}") from None
-    return [_kernel_extension(config), _binding_extension(config)]
+    return [*(_kernel_extension(config, name) for name in KERNELS), _binding_extension(config)]
 
 
 def write_if_changed(path: Path, text: str) -> None:
