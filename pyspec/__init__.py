@@ -5,6 +5,7 @@ Importing pyspec opens no native library, starts no thread and prints nothing; t
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -78,6 +79,9 @@ __all__ = [
     "devices",
     "quantize",
 ]
+
+# silent until the application configures logging: without this, warnings would reach stderr
+logging.getLogger("pyspec").addHandler(logging.NullHandler())
 
 # names that need compiled modules or NumPy work are imported when they are asked for
 _LAZY = {
