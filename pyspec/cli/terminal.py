@@ -95,9 +95,9 @@ def guard(command: Callable[P, None]) -> Callable[P, None]:
             # the reader has seen enough (`| head`); what is left in the buffer must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort, typer.BadParameter):  # typer's own to handle
+            raise
         except Exception as e:
-            if type(e).__module__.startswith("typer"):  # Exit, Abort, BadParameter: typer handles these
-                raise
             if os.environ.get("PYSPEC_TRACEBACK", "") not in ("", "0"):
                 raise
             _fail(_one_line(e), EXIT_FAILURE)
