@@ -287,6 +287,7 @@ class SpeculationParams(_Options):
         p_min: stop drafting at the first token less likely than this.
         size_n: length of the n-gram looked up. size_m: most tokens proposed after it.
         min_hits: how often the n-gram must have been seen.
+        n_match, mod_n_max, mod_n_min: ngram-mod's n-gram, most tokens proposed, and the least.
         backend_sampling: sample the draft on the device where it can.
     """
 
@@ -296,6 +297,9 @@ class SpeculationParams(_Options):
     size_n: int = 12
     size_m: int = 48
     min_hits: int = 1
+    n_match: int = 24
+    mod_n_max: int = 64
+    mod_n_min: int = 48
     backend_sampling: bool = True
 
     def __post_init__(self) -> None:
@@ -307,3 +311,8 @@ class SpeculationParams(_Options):
         _check_int("size_n", self.size_n, 1, 1024)
         _check_int("size_m", self.size_m, 1, 1024)
         _check_int("min_hits", self.min_hits, 1)
+        _check_int("n_match", self.n_match, 1, 1024)
+        _check_int("mod_n_max", self.mod_n_max, 1, 1024)
+        _check_int("mod_n_min", self.mod_n_min, 0, 1024)
+        if self.mod_n_min > self.mod_n_max:
+            raise ConfigError(f"mod_n_min ({self.mod_n_min}) must not exceed mod_n_max ({self.mod_n_max})")

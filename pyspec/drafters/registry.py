@@ -26,6 +26,9 @@ GROUP = "pyspec.drafters"
 #: Built-in drafters in llama.cpp's order of priority: what needs no model comes first.
 BUILTIN: dict[str, str] = {
     "ngram-simple": "pyspec.drafters.ngram_simple:NgramSimple",
+    "ngram-map-k": "pyspec.drafters.ngram_map:NgramMapK",
+    "ngram-map-k4v": "pyspec.drafters.ngram_map:NgramMapK4v",
+    "ngram-mod": "pyspec.drafters.ngram_mod:NgramMod",
     "draft-simple": "pyspec.drafters.draft_simple:DraftSimple",
     "draft-eagle3": "pyspec.drafters.draft_eagle3:DraftEagle3",
     "draft-mtp": "pyspec.drafters.draft_mtp:DraftMtp",

@@ -24,6 +24,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # level 1
     "_core": frozenset(),
     "_reference": frozenset(),
+    "_ngram": frozenset(),
+    "_ngram_reference": frozenset(),
     "_suffix": frozenset(),
     "_suffix_reference": frozenset(),
     "backends": LEVEL0,
@@ -31,7 +33,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sampling": LEVEL0 | {"_core", "_reference"},
     "runtime": LEVEL0 | {"_core", "_reference", "backends"},
     # level 3: drafters meet models only through runtime's Evaluator
-    "drafters": LEVEL0 | {"_core", "_suffix", "sampling", "runtime"},
+    "drafters": LEVEL0 | {"_core", "_ngram", "_suffix", "sampling", "runtime"},
     # level 4
     "engine": LEVEL0 | {"_core", "sampling", "runtime", "drafters"},
     # level 5
