@@ -1,7 +1,7 @@
 """Fake drafts that notice every wrong row: hidden rows carry the hash of the whole history up to their position.
 
-A :class:`PairHead` (EAGLE-3, MTP) checks each pair it is given against the cell before it, a :class:`BlockHead` (DFlash)
-what was injected. Both propose what the target will say, or something else where they do not ``agree``.
+A :class:`PairHead` (EAGLE-3, MTP) checks each pair it is given against the cell before it, a :class:`BlockHead`
+(DFlash) what was injected. Both propose what the target will say, or something else where they do not ``agree``.
 """
 
 from __future__ import annotations
