@@ -288,6 +288,11 @@ class SpeculationParams(_Options):
         size_n: length of the n-gram looked up. size_m: most tokens proposed after it.
         min_hits: how often the n-gram must have been seen.
         n_match, mod_n_max, mod_n_min: ngram-mod's n-gram, most tokens proposed, and the least.
+        suffix_n_max: most tokens proposed a step by "suffix". suffix_min_match: shortest end of the text looked up.
+        suffix_factor, suffix_offset: at most ``factor * length of the match + offset`` tokens are proposed.
+        suffix_p_min: stop where the product of the frequencies falls below this.
+        suffix_corpus_max: tokens of past outputs to remember; 0: none. suffix_corpus: file to keep them in: read when
+            contexts are made, written when they are closed.
         backend_sampling: sample the draft on the device where it can.
     """
 
@@ -300,6 +305,13 @@ class SpeculationParams(_Options):
     n_match: int = 24
     mod_n_max: int = 64
     mod_n_min: int = 48
+    suffix_n_max: int = 32
+    suffix_min_match: int = 2
+    suffix_factor: float = 1.0
+    suffix_offset: float = 0.0
+    suffix_p_min: float = 0.3
+    suffix_corpus_max: int = 262_144
+    suffix_corpus: str | None = None
     backend_sampling: bool = True
 
     def __post_init__(self) -> None:
@@ -316,3 +328,13 @@ class SpeculationParams(_Options):
         _check_int("mod_n_min", self.mod_n_min, 0, 1024)
         if self.mod_n_min > self.mod_n_max:
             raise ConfigError(f"mod_n_min ({self.mod_n_min}) must not exceed mod_n_max ({self.mod_n_max})")
+        _check_int("suffix_n_max", self.suffix_n_max, 1, 1024)
+        _check_int("suffix_min_match", self.suffix_min_match, 1, 1024)
+        _check_float("suffix_factor", self.suffix_factor, 0.0, 1e6)
+        _check_float("suffix_offset", self.suffix_offset, -1e6, 1e6)
+        _check_float("suffix_p_min", self.suffix_p_min, 0.0, 1.0, open_low=True)
+        _check_int("suffix_corpus_max", self.suffix_corpus_max, 0, 2**28)
+        if self.suffix_corpus_max == 1:
+            raise ConfigError("suffix_corpus_max must be 0 (off) or at least 2, got 1")
+        if self.suffix_corpus is not None and not (isinstance(self.suffix_corpus, str) and self.suffix_corpus):
+            raise ConfigError(f"suffix_corpus must be a file name or None, got {self.suffix_corpus!r}")

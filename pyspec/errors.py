@@ -49,6 +49,10 @@ class ModelLoadError(PyspecError, OSError):
     """A model file that is missing, malformed, or too large. Native log lines are attached."""
 
 
+class DataFileError(PyspecError, OSError):
+    """A file of recorded tokens that is missing, damaged, or of another vocabulary. Nothing of it was taken over."""
+
+
 class ClosedError(PyspecError, ValueError):
     """The object was closed, or belongs to the parent of this forked process."""
 

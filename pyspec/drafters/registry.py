@@ -29,6 +29,7 @@ BUILTIN: dict[str, str] = {
     "ngram-map-k": "pyspec.drafters.ngram_map:NgramMapK",
     "ngram-map-k4v": "pyspec.drafters.ngram_map:NgramMapK4v",
     "ngram-mod": "pyspec.drafters.ngram_mod:NgramMod",
+    "suffix": "pyspec.drafters.suffix:Suffix",
     "draft-simple": "pyspec.drafters.draft_simple:DraftSimple",
     "draft-eagle3": "pyspec.drafters.draft_eagle3:DraftEagle3",
     "draft-mtp": "pyspec.drafters.draft_mtp:DraftMtp",
