@@ -124,3 +124,12 @@ TARGETS = {
     "swa-shared": "target-gemma4",
     "swa-chain": "target-mtp-chain",
 }
+
+#: Methods that need no model, with options small enough for short texts.
+LOOKUPS: dict[str, dict[str, Any]] = {
+    "ngram-simple": {"size_n": 1, "size_m": 6},
+    "ngram-map-k": {"size_n": 2, "size_m": 6},
+    "ngram-map-k4v": {"size_n": 2, "size_m": 6},
+    "ngram-mod": {"n_match": 2, "mod_n_max": 8, "mod_n_min": 0},
+    "suffix": {"suffix_n_max": 6, "suffix_min_match": 1},
+}

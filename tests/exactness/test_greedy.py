@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pairs import FORMS, MATRIX, PROMPTS, SMALL, TARGETS, Pair
+from pairs import FORMS, LOOKUPS, MATRIX, PROMPTS, SMALL, TARGETS, Pair
 
 import pyspec
 from pyspec.drafters import registry
@@ -121,7 +121,7 @@ def test_context_options(pair: Pair, options: dict[str, Any], tiny: Any, make_ll
     assert llm.stats.acceptance_rate == pytest.approx(pair.page, abs=0.15)
 
 
-# ---- ngram-simple: no model, any target ---------------------------------------------------
+# ---- methods that need no model, on any target ----------------------------------------------
 
 #: Text that repeats, so that there is something to look up.
 REPEATING = [
@@ -133,12 +133,16 @@ REPEATING = [
 
 @pytest.mark.parametrize("n_seq", [1, 3])
 @pytest.mark.parametrize("kind", TARGETS)
-def test_ngram_simple(kind: str, n_seq: int, tiny: Any, make_llm: Any, plain: Plain) -> None:
+@pytest.mark.parametrize("method", LOOKUPS)
+def test_lookups(method: str, kind: str, n_seq: int, tiny: Any, make_llm: Any, plain: Plain) -> None:
     target = TARGETS[kind]
-    llm = make_llm(tiny(target), speculation="ngram-simple", n_seq_max=n_seq, size_n=1, size_m=6)
+    llm = make_llm(tiny(target), speculation=method, n_seq_max=n_seq, **LOOKUPS[method])
     results = llm.generate(REPEATING, max_tokens=100, ignore_eos=True)
     assert [r.tokens for r in results] == plain(target, REPEATING, 100)
     assert llm.stats.n_draft > 20
+    assert llm.stats.drafters[0].n_failed == 0
+    # a second time what was learned from the first text is there too
+    assert [r.tokens for r in llm.generate(REPEATING, max_tokens=100, ignore_eos=True)] == plain(target, REPEATING, 100)
 
 
 @pytest.mark.parametrize("kind", ["full", "swa", "hybrid"])

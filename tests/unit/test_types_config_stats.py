@@ -98,6 +98,18 @@ WRONG: list[tuple[type, dict[str, Any], list[str]]] = [
     (SpeculationParams, {"size_n": 2000}, ["2000"]),
     (SpeculationParams, {"size_m": 0}, ["between 1"]),
     (SpeculationParams, {"min_hits": 0}, [">= 1"]),
+    (SpeculationParams, {"n_match": 0}, ["between 1"]),
+    (SpeculationParams, {"mod_n_max": 0}, ["between 1"]),
+    (SpeculationParams, {"mod_n_min": -1}, ["between 0"]),
+    (SpeculationParams, {"mod_n_min": 9, "mod_n_max": 8}, ["mod_n_max", "9", "8"]),
+    (SpeculationParams, {"suffix_n_max": 0}, ["between 1"]),
+    (SpeculationParams, {"suffix_min_match": 0}, ["between 1"]),
+    (SpeculationParams, {"suffix_factor": -1}, ["[0"]),
+    (SpeculationParams, {"suffix_offset": NAN}, ["number"]),
+    (SpeculationParams, {"suffix_p_min": 0.0}, ["(0, 1]"]),
+    (SpeculationParams, {"suffix_corpus_max": -1}, ["between 0"]),
+    (SpeculationParams, {"suffix_corpus_max": 1}, ["at least 2"]),
+    (SpeculationParams, {"suffix_corpus": ""}, ["file name"]),
 ]
 
 
