@@ -289,7 +289,7 @@ def test_speculation_types_in_readme_are_the_registered_ones() -> None:
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text[text.index("## Which method") :].split("\n## ")[0]
-    named = set(re.findall(r"`((?:draft|ngram)-[\w-]+|suffix)`", table))
+    named = set(re.findall(r"`((?:draft|ngram)-[\w-]+|suffix|prediction)`", table))
     assert named == set(BUILTIN)
 
 
