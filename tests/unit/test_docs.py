@@ -206,7 +206,7 @@ def test_shell_examples_run(path: Path, line: int, command: str, workplace: Call
 @pytest.mark.parametrize(
     ("script", "models", "stdin", "expected"),
     [
-        ("chat.py", "target.gguf draft.gguf", "Hello\nAgain\n", r"> [^>]*\S[^>]*> [^>]*\S"),
+        ("chat.py", "target.gguf draft.gguf", "Hello\nAgain\n", r"(?s)\A> .*\S.*\n> .*\S.*\n> \Z"),
         ("batch.py", "target.gguf", "one\ntwo\n\nthree\n", r'(\{"prompt": "(one|two|three)", "text": ".+\n){3}'),
         ("batch.py", "target.gguf eagle3.gguf", "one\ntwo\n", r'(\{.*"accepted": [01]\.\d+\}\n){2}'),
     ],
