@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import backends
-from .config import ContextParams, ModelParams, SpeculationParams, default_n_threads
+from .config import ContextParams, ModelParams, SpeculationParams, usable_n_threads
 from .drafters import choose, registry
 from .drafters.base import Drafter, Plan
 from .drafters.gguf import read_header
@@ -44,6 +44,8 @@ class Options:
     context: ContextParams
     draft_context: Mapping[str, Any]
     params: SpeculationParams
+    #: Requests may bring a prediction: the drafter for it comes first.
+    prediction: bool = False
 
     @classmethod
     def sort(cls, speculation: str | Sequence[str], n_ctx: int, options: Mapping[str, Any]) -> Options:
@@ -103,6 +105,9 @@ def load_models(
     progress: Progress | None = None,
 ) -> tuple[Model, Model | None, ExitStack]:
     """Load what is given as a path; a Model stays its owner's. The stack closes what was loaded here."""
+    for what, given in (("model", model), ("draft", draft)):
+        if not isinstance(given, (str, os.PathLike, Model)) and not (what == "draft" and given is None):
+            raise ConfigError(f"{what} must be a path or a pyspec.Model, got {type(given).__name__}")
     owned = ExitStack()
     with ExitStack() as stack:
         if not isinstance(model, Model):
@@ -165,6 +170,8 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
         NativeError: a context could not be made; what had been made is freed.
     """
     names = _names(options, target, draft)
+    if options.prediction and "prediction" not in names:
+        names = ("prediction", *names)
     classes = [registry.get(name) for name in names]
     plans = [cls.plan(target, draft, options.params, n_seq) for cls in classes]
     if draft is not None and not any(p.draft_context is not None for p in plans):
@@ -174,8 +181,8 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     n_ctx = options.n_ctx or min(target.n_ctx_train or N_CTX_DEFAULT_MAX, N_CTX_DEFAULT_MAX)
     n_draft = max((p.n_max for p in plans), default=0)
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
-    n_threads = params.n_threads or default_n_threads()
-    n_threads_batch = params.n_threads_batch or n_threads
+    n_threads = usable_n_threads(params.n_threads)
+    n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
     params = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
     with ExitStack() as stack:
         context = stack.enter_context(Context(target, params))

@@ -293,6 +293,7 @@ class SpeculationParams(_Options):
         suffix_p_min: stop where the product of the frequencies falls below this.
         suffix_corpus_max: tokens of past outputs to remember; 0: none. suffix_corpus: file to keep them in: read when
             contexts are made, written when they are closed.
+        prediction_n_max: most tokens proposed a step from a request's prediction.
         backend_sampling: sample the draft on the device where it can.
     """
 
@@ -312,6 +313,7 @@ class SpeculationParams(_Options):
     suffix_p_min: float = 0.3
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
+    prediction_n_max: int = 16
     backend_sampling: bool = True
 
     def __post_init__(self) -> None:
@@ -328,6 +330,7 @@ class SpeculationParams(_Options):
         _check_int("mod_n_min", self.mod_n_min, 0, 1024)
         if self.mod_n_min > self.mod_n_max:
             raise ConfigError(f"mod_n_min ({self.mod_n_min}) must not exceed mod_n_max ({self.mod_n_max})")
+        _check_int("prediction_n_max", self.prediction_n_max, 1, 1024)
         _check_int("suffix_n_max", self.suffix_n_max, 1, 1024)
         _check_int("suffix_min_match", self.suffix_min_match, 1, 1024)
         _check_float("suffix_factor", self.suffix_factor, 0.0, 1e6)

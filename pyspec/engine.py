@@ -7,9 +7,10 @@ with a draft for what follows, so every step emits one token at least.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from time import perf_counter_ns
+from typing import Any
 
 from .config import SamplingParams
 from .drafters.base import Drafter
@@ -63,15 +64,21 @@ class Engine:
     # -- requests --
 
     def submit(
-        self, prompt: Seq[int], params: SamplingParams | None = None, text: TextStream | None = None
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        text: TextStream | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> Sequence:
         """Queue a request; :meth:`step` works on it. The caller reads ``pieces`` and must :meth:`release` it.
+
+        ``extra`` goes to the drafters with every ``DraftRequest``.
 
         Raises:
             ConfigError: the prompt is empty, too long for the context, or holds an unknown token id.
         """
         self.check_prompt(prompt)
-        seq = Sequence(list(prompt), params or SamplingParams(), text)
+        seq = Sequence(list(prompt), params or SamplingParams(), text, extra)
         if seq.params.max_tokens == 0:
             self._end(seq, "length")
         else:
@@ -100,6 +107,11 @@ class Engine:
         if not seq.done:
             self._end(seq, "cancelled")
             self._leave(seq)
+
+    @property
+    def n_draft_max(self) -> int:
+        """Most tokens a draft can have; 0: no drafting, whatever the drafters propose."""
+        return max(0, min(self._n_rows_max - 1, self._n_draft_max))
 
     @property
     def active(self) -> list[Sequence]:
@@ -249,6 +261,7 @@ class Engine:
             if n > 0:
                 request = DraftRequest(seq.id, seq.n_past, seq.tokens[-1], seq.tokens, n)
                 request.temperature = seq.params.temperature
+                request.extra = seq.extra
                 requests.append(request)
         return requests
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeAlias, overload
 
@@ -21,7 +21,7 @@ from .errors import ClosedError, ConfigError
 from .runtime import Model, Sequence, TextStream
 from .runtime import Piece as _EnginePiece
 from .stats import SpecStats
-from .types import FinishReason
+from .types import FinishReason, I32Array
 
 __all__ = ["LLM", "GenerationResult", "Piece", "Usage"]
 
@@ -217,19 +217,35 @@ class LLM:
     # -- generation --
 
     @overload
-    def generate(self, prompt: str, params: SamplingParams | None = None, **overrides: Any) -> GenerationResult: ...
+    def generate(
+        self, prompt: str, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **overrides: Any
+    ) -> GenerationResult: ...
     @overload
     def generate(
-        self, prompt: Seq[int] | Seq[Prompt], params: SamplingParams | None = None, **overrides: Any
+        self,
+        prompt: Seq[int] | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prompt | Seq[Prompt | None] | None = None,
+        **overrides: Any,
     ) -> Any: ...
     def generate(
-        self, prompt: Prompt | Seq[Prompt], params: SamplingParams | None = None, **overrides: Any
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prompt | Seq[Prompt | None] | None = None,
+        **overrides: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Generate to the end.
 
         Args:
             prompt: text, or token ids, or a list of either (then a list comes back, in the same order).
             params: how to sample. **overrides: options of SamplingParams, such as ``max_tokens=100``.
+            prediction: what the answer will mostly repeat, as text or token ids, such as the file that is to be
+                edited: drafts come from it. Never changes the output. One for all prompts, or one or None for each.
+                The first request with a prediction makes contexts anew with room for its drafts, after what runs has
+                ended; ``speculation=["prediction", ...]`` makes that room from the start.
 
         Returns:
             A GenerationResult, or a list of them.
@@ -242,10 +258,23 @@ class LLM:
         single = isinstance(prompt, str) or _is_token_list(prompt)
         prompts: list[Any] = [prompt] if single else list(prompt)
         encoded = [self._encode(p, sampling) for p in prompts]
-        results = self._generate(encoded, sampling)
+        if isinstance(prediction, (list, tuple)) and not single and not _is_token_list(prediction):
+            if len(prediction) != len(prompts):
+                raise ConfigError(f"{len(prediction)} predictions for {len(prompts)} prompts: give one for each")
+            predictions = [self._encode_prediction(p, sampling) for p in prediction]
+        else:
+            predictions = [self._encode_prediction(prediction, sampling)] * len(prompts)
+        results = self._generate(encoded, sampling, predictions)
         return results[0] if single else results
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any) -> Iterator[Piece]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prompt | None = None,
+        **overrides: Any,
+    ) -> Iterator[Piece]:
         """Generate piece by piece. Closing the iterator cancels; the last piece carries the result.
 
         Args and errors as in :meth:`generate`; they are checked at the call.
@@ -253,7 +282,7 @@ class LLM:
         sampling = _sampling(params, overrides)
         tokens = self._encode(prompt, sampling)
         self._check_prompt(tokens)
-        return self._stream(tokens, sampling)
+        return self._stream(tokens, sampling, self._encode_prediction(prediction, sampling))
 
     def chat(
         self,
@@ -268,7 +297,7 @@ class LLM:
 
         Args:
             messages: dicts with "role" and "content".
-            params, overrides: as in :meth:`generate`.
+            params, overrides: as in :meth:`generate`; ``prediction`` too.
             stream: give pieces, as :meth:`stream` does, instead of a GenerationResult.
             template: another Jinja template.
         """
@@ -330,6 +359,22 @@ class LLM:
             return [int(t) for t in prompt]
         raise ConfigError(f"a prompt is a str or a sequence of token ids, got {type(prompt).__name__}")
 
+    def _encode_prediction(self, prediction: Any, sampling: SamplingParams) -> I32Array | None:
+        """Token ids, or None where there is nothing to propose."""
+        if prediction is None:
+            return None
+        if isinstance(prediction, str):
+            tokens = self.tokenize(prediction, False, sampling.parse_special)
+        elif _is_token_list(prediction) or (isinstance(prediction, (list, tuple, np.ndarray)) and not len(prediction)):
+            tokens = [int(t) for t in prediction]
+        else:
+            raise ConfigError(f"a prediction is a str or a sequence of token ids, got {type(prediction).__name__}")
+        n_vocab = self._model.vocab.n_tokens
+        for token in tokens:
+            if not 0 <= token < n_vocab:
+                raise ConfigError(f"token id {token} of the prediction is out of range: the model has {n_vocab} tokens")
+        return np.array(tokens, np.int32) if tokens else None
+
     def _check_prompt(self, tokens: list[int]) -> None:
         self._running().engine.check_prompt(tokens)
 
@@ -348,16 +393,44 @@ class LLM:
             self._auto_seq = False
             self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_old)
 
-    def _submit(self, engine: Engine, tokens: list[int], sampling: SamplingParams) -> Sequence:
-        return engine.submit(tokens, sampling, TextStream(self._model.vocab, sampling.stop, sampling.skip_special))
+    def _make_room_for_predictions(self) -> None:
+        """The drafter for predictions, and contexts that can verify its drafts. The lock is held.
 
-    def _generate(self, prompts: list[list[int]], sampling: SamplingParams) -> list[GenerationResult]:
+        Raises:
+            ConfigError: this target or these options allow no drafts. NativeError: no memory; all is as before.
+        """
+        assembly = self._running()
+        if "prediction" not in assembly.names:
+            while not assembly.engine.idle:
+                assembly.engine.step()
+            assembly.close()
+            before, self._options = self._options, replace(self._options, prediction=True)
+            try:
+                self._assembly = _assemble.assemble(self._model, self._draft, self._options, assembly.n_seq)
+            except Exception:
+                self._options = before
+                self._assembly = _assemble.assemble(self._model, self._draft, self._options, assembly.n_seq)
+                raise
+        if not self._running().engine.n_draft_max:
+            raise ConfigError("a prediction needs room for drafts: n_outputs_max and n_batch must be 2 or more")
+
+    def _submit(
+        self, engine: Engine, tokens: list[int], sampling: SamplingParams, prediction: I32Array | None
+    ) -> Sequence:
+        text = TextStream(self._model.vocab, sampling.stop, sampling.skip_special)
+        return engine.submit(tokens, sampling, text, {} if prediction is None else {"prediction": prediction})
+
+    def _generate(
+        self, prompts: list[list[int]], sampling: SamplingParams, predictions: list[I32Array | None]
+    ) -> list[GenerationResult]:
         for tokens in prompts:
             self._check_prompt(tokens)
         with self._lock:
             self._grow(len(prompts))
+            if any(p is not None for p in predictions):
+                self._make_room_for_predictions()
             engine = self._running().engine
-            seqs = [self._submit(engine, tokens, sampling) for tokens in prompts]
+            seqs = [self._submit(engine, t, sampling, p) for t, p in zip(prompts, predictions, strict=True)]
         try:
             while not all(s.done for s in seqs):
                 with self._lock:
@@ -372,10 +445,12 @@ class LLM:
                 raise seq.error
         return [_result(seq, list(seq.pieces)) for seq in seqs]
 
-    def _stream(self, tokens: list[int], sampling: SamplingParams) -> Iterator[Piece]:
+    def _stream(self, tokens: list[int], sampling: SamplingParams, prediction: I32Array | None) -> Iterator[Piece]:
         with self._lock:
+            if prediction is not None:
+                self._make_room_for_predictions()
             engine = self._running().engine
-            seq = self._submit(engine, tokens, sampling)
+            seq = self._submit(engine, tokens, sampling, prediction)
         pieces: list[_EnginePiece] = []
         try:
             while True:

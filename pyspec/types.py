@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -67,6 +68,7 @@ class DraftRequest:
         draft: proposed token ids, filled by the drafter. Left empty: no draft.
         probs: draft probability of each proposed token (top-1 of its softmax), where the drafter has it.
         temperature: the request's temperature (0 is greedy).
+        extra: what the request brings for drafters, by name, such as its prediction. Shared by all steps; read only.
     """
 
     seq: int
@@ -77,4 +79,4 @@ class DraftRequest:
     draft: list[int] = field(default_factory=list)
     probs: list[float] = field(default_factory=list)
     temperature: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)

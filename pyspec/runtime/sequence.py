@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..config import SamplingParams
 from ..stats import DrafterStats, SpecStats
@@ -41,12 +43,14 @@ class Sequence:
         drafted: one flag per output token.
         finish_reason: None while it runs. error: what ended it, if it did not finish by itself.
         pieces: what has been produced and not been fetched.
+        extra: what the request brings for drafters, see ``DraftRequest.extra``.
     """
 
     __slots__ = (
         "cancelled",
         "drafted",
         "error",
+        "extra",
         "finish_reason",
         "id",
         "n_past",
@@ -59,7 +63,9 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, prompt: list[int], params: SamplingParams, text: TextStream | None) -> None:
+    def __init__(
+        self, prompt: list[int], params: SamplingParams, text: TextStream | None, extra: Mapping[str, Any] | None = None
+    ) -> None:
         self.id = -1
         self.params = params
         self.tokens = list(prompt)
@@ -73,6 +79,7 @@ class Sequence:
         self.error: BaseException | None = None
         self.cancelled = False
         self.stats = SpecStats()
+        self.extra: Mapping[str, Any] = extra or {}
 
     @property
     def done(self) -> bool:

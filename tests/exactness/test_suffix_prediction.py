@@ -61,3 +61,75 @@ def test_suffix_corpus_file(tiny: Any, make_llm: Any, plain: Any, tmp_path: Path
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(pyspec.DataFileError, match=r"corpus\.bin"):
         make_llm(tiny("target-llama"), **options)
+
+
+# ---- predicted outputs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speculation", ["off", "suffix", ("prediction", "ngram-simple")])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_prediction(kind: str, speculation: Any, tiny: Any, make_llm: Any, plain: Any) -> None:
+    target = TARGETS[kind]
+    llm = make_llm(tiny(target), speculation=speculation)
+    wanted = plain(target)
+    # the right answer with an edit, a wrong one, and none
+    predictions = [[*wanted[0][:20], 70, 71, *wanted[0][25:]], "something else", None]
+    results = llm.generate(REPEATING, max_tokens=N, ignore_eos=True, prediction=predictions)
+    assert [r.tokens for r in results] == wanted
+    assert llm.speculation[0] == "prediction"
+    assert len([n for n in llm.speculation if n == "prediction"]) == 1
+    stats = next(s for s in results[0].stats.drafters if s.name == "prediction")
+    assert stats.n_acc_tokens > 15
+    assert results[0].stats.n_pass < N * 2 // 3
+    assert not [s for s in results[2].stats.drafters if s.name == "prediction"]
+    # later requests go without
+    assert llm.generate(REPEATING[1], max_tokens=N, ignore_eos=True).tokens == wanted[1]
+
+
+def test_prediction_in_a_stream_and_beside_one(tiny: Any, make_llm: Any, plain: Any) -> None:
+    wanted = plain("target-llama")
+    llm = make_llm(tiny("target-llama"), speculation="off")
+    running = llm.stream(REPEATING[0], max_tokens=N, ignore_eos=True)
+    first = next(running)
+    # contexts are made anew only after what runs has ended, which then can still be read
+    pieces = list(llm.stream(REPEATING[1], max_tokens=N, ignore_eos=True, prediction=wanted[1]))
+    assert [t for p in pieces for t in p.tokens] == wanted[1]
+    assert len(pieces) < 12
+    rest = list(running)
+    assert [*first.tokens, *[t for p in rest for t in p.tokens]] == wanted[0]
+    assert rest[-1].result is not None
+
+
+def test_prediction_text_shared_by_all_prompts(tiny: Any, make_llm: Any, plain: Any) -> None:
+    llm = make_llm(tiny("target-llama"), n_ctx=256)
+    text = llm.detokenize(plain("target-llama")[1])
+    results = llm.generate(REPEATING[1:2] * 2, max_tokens=N, ignore_eos=True, prediction=text * 20)
+    assert [r.tokens for r in results] == [plain("target-llama")[1]] * 2
+    assert results[0].stats.n_accepted > 15
+
+
+@pytest.mark.parametrize("prediction", [5, b"text", 1.5, {}, {"a": 1}, [1.5], [True], ["a"], [10**6], [-1], object()])
+def test_bad_predictions(prediction: Any, tiny: Any, make_llm: Any) -> None:
+    llm = make_llm(tiny("target-llama"), speculation="off")
+    with pytest.raises(pyspec.ConfigError, match="prediction"):
+        llm.generate("a", max_tokens=2, prediction=prediction)
+    with pytest.raises(pyspec.ConfigError, match="prediction"):
+        llm.stream("a", max_tokens=2, prediction=prediction)
+    with pytest.raises(pyspec.ConfigError, match="prediction"):
+        llm.generate(["a", "b"], max_tokens=2, prediction=[prediction, None])
+    assert llm.speculation == ()
+    assert len(llm.generate("a", max_tokens=2, ignore_eos=True).tokens) == 2
+
+
+@pytest.mark.parametrize("prediction", ["", [], (), None])
+def test_empty_predictions_are_none(prediction: Any, tiny: Any, make_llm: Any) -> None:
+    llm = make_llm(tiny("target-llama"), speculation="off")
+    assert len(llm.generate("a", max_tokens=2, ignore_eos=True, prediction=prediction).tokens) == 2
+    assert llm.speculation == ()
+
+
+def test_options_without_room_for_drafts(tiny: Any, make_llm: Any) -> None:
+    llm = make_llm(tiny("target-llama"), speculation="off", n_outputs_max=1)
+    with pytest.raises(pyspec.ConfigError, match="n_outputs_max"):
+        llm.generate("a", max_tokens=2, prediction="b c d")
+    assert len(llm.generate("a", max_tokens=2, ignore_eos=True).tokens) == 2
