@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import backends
-from .config import ContextParams, ModelParams, SpeculationParams, usable_n_threads
+from .config import ContextParams, ModelParams, SpeculationParams, default_n_threads
 from .drafters import choose, registry
 from .drafters.base import Drafter, Plan
 from .drafters.gguf import read_header
@@ -181,8 +181,8 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     n_ctx = options.n_ctx or min(target.n_ctx_train or N_CTX_DEFAULT_MAX, N_CTX_DEFAULT_MAX)
     n_draft = max((p.n_max for p in plans), default=0)
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
-    n_threads = usable_n_threads(params.n_threads)
-    n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
+    n_threads = params.n_threads or default_n_threads()
+    n_threads_batch = params.n_threads_batch or n_threads
     params = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
     with ExitStack() as stack:
         context = stack.enter_context(Context(target, params))
