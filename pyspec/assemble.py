@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from . import backends
-from .config import ContextParams, ModelParams, SpeculationParams, default_n_threads
+from .config import ContextParams, ModelParams, SpeculationParams, usable_n_threads
 from .drafters import choose, registry
 from .drafters.base import Drafter, Plan
 from .drafters.gguf import read_header
 from .engine import Engine
 from .errors import ConfigError
 from .runtime import Context, Model
-from .types import Requirements
 
 __all__ = ["Assembly", "Options", "assemble", "load_models"]
 
@@ -181,14 +180,14 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     n_ctx = options.n_ctx or min(target.n_ctx_train or N_CTX_DEFAULT_MAX, N_CTX_DEFAULT_MAX)
     n_draft = max((p.n_max for p in plans), default=0)
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
-    n_threads = params.n_threads or default_n_threads()
-    n_threads_batch = params.n_threads_batch or n_threads
+    n_threads = usable_n_threads(params.n_threads)
+    n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
     params = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
     with ExitStack() as stack:
         context = stack.enter_context(Context(target, params))
         drafts: list[Context] = []
         drafters: list[Drafter] = []
-        for cls, plan in zip(classes, plans):
+        for cls, plan in zip(classes, plans, strict=True):
             draft_ctx: Context | None = None
             if plan.draft_context is not None:
                 draft_ctx = stack.enter_context(_draft_context(draft or target, context, params, plan, options, n_seq))
@@ -209,10 +208,9 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
 def _target_params(
     target: Model, options: Options, plans: Sequence[Plan], n_seq: int, n_ctx: int, n_draft: int
 ) -> ContextParams:
-    needs: Requirements
     base = options.context
     n_batch = max(base.n_batch, n_seq)
-    n_rs_seq = max((needs.n_rs_seq for needs in (p.requirements for p in plans)), default=0)
+    n_rs_seq = max((p.requirements.n_rs_seq for p in plans), default=0)
     if (target.is_recurrent or target.is_hybrid) and 0 < n_draft <= N_RS_SEQ_MAX:
         n_rs_seq = max(n_rs_seq, n_draft)
     n_rs_seq = max(base.n_rs_seq, min(n_rs_seq, max(base.n_ubatch - 2, 0)))

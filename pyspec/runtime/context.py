@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import backends
-from ..config import ContextParams
+from ..config import ContextParams, usable_n_threads
 from ..errors import NativeError
 from ..types import F32Array, Requirements, RollbackKind
 from .batch import ALL, Batch
@@ -33,10 +33,15 @@ class Context:
     """
 
     def __init__(self, model: Model, params: ContextParams | None = None, other: Context | None = None) -> None:
-        self.params = params or ContextParams()
+        params = params or ContextParams()
+        n_threads = usable_n_threads(params.n_threads)
+        n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
+        self.params: ContextParams = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
         self.model = model
         self.other = other
-        self.handle = backends.ContextHandle(model.handle, self.params, other.handle if other is not None else None)
+        self.handle: backends.ContextHandle = backends.ContextHandle(
+            model.handle, self.params, other.handle if other is not None else None
+        )
         h = self.handle
         self.n_vocab = model.n_vocab
         self.n_embd = model.n_embd
