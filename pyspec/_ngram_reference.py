@@ -5,9 +5,15 @@ The oracle of the parity tests. Searches go through the whole history; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
-__all__ = ["NgramMap", "NgramPool"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LookupCache", "NgramMap", "NgramPool", "draft"]
+
+_I32 = npt.NDArray[np.int32]
 
 _N_SLOTS = 262144
 _N_VALUES = 4
@@ -215,3 +221,128 @@ class NgramPool:
     def _check(self, seq: int) -> None:
         if not 0 <= seq < len(self._n):
             raise IndexError(f"sequence {seq} of {len(self._n)}")
+
+
+#: Of 1- to 4-grams: continuations that must have been counted, and the share of the most frequent one in percent.
+_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))
+_STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))
+
+
+class LookupCache:
+    """See ``_lookup.LookupCache``."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int, ...], dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def n_continuations(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def update(self, tokens: _I32, begin: int, end: int, n_min: int = 1, n_max: int = 4) -> None:
+        if not 0 <= begin <= end <= len(tokens):
+            raise ValueError(f"tokens[{begin}:{end}] of {len(tokens)}")
+        if not 1 <= n_min <= n_max <= 4:
+            raise ValueError(f"lengths of n-grams must be in [1, 4], got {n_min} to {n_max}")
+        text = tokens.tolist()
+        for i in range(max(0, begin - n_max), end):
+            if text[i] < 0:
+                raise ValueError(f"token {text[i]} at {i} is negative")
+        for i in range(begin, end):
+            for size in range(n_min, min(n_max, i) + 1):
+                self._add(tuple(text[i - size : i]), text[i], 1)
+
+    def _add(self, ngram: tuple[int, ...], token: int, count: int) -> None:
+        part = self.parts.setdefault(ngram, {})
+        part[token] = min(part.get(token, 0) + count, 2**31 - 1)
+
+    def merge(self, other: LookupCache) -> None:
+        if other is self:
+            raise ValueError("a cache cannot be merged into itself")
+        for ngram, part in other.parts.items():
+            for token, count in part.items():
+                self._add(ngram, token, count)
+
+    @staticmethod
+    def from_bytes(data: bytes, n_vocab: int = 2**31 - 1) -> LookupCache:
+        cache = LookupCache()
+        values = struct.unpack(f"={len(data) // 4}i", data[: len(data) // 4 * 4])
+        at = 0
+        while at < len(values):
+            if len(values) - at < 5:
+                raise ValueError(f"the file ends inside an n-gram, at byte {len(data)}")
+            key, n = values[at : at + 4], values[at + 4]
+            size = key.index(-1) if -1 in key else 4
+            if not size or not all(0 <= t < n_vocab for t in key[:size]):
+                raise ValueError(f"token id in {key} at byte {4 * at} is not in [0, {n_vocab})")
+            if any(t != -1 for t in key[size:]):
+                raise ValueError(f"an n-gram with a gap at byte {4 * at}")
+            at += 5
+            if n < 1:
+                raise ValueError(f"an n-gram with {n} continuations at byte {4 * at - 4}")
+            if 2 * n > len(values) - at:
+                raise ValueError(f"the file ends inside the {n} continuations of an n-gram, at byte {len(data)}")
+            part: dict[int, int] = {}
+            for i in range(at, at + 2 * n, 2):
+                if not 0 <= values[i] < n_vocab:
+                    raise ValueError(f"token id {values[i]} at byte {4 * i} is not in [0, {n_vocab})")
+                if values[i + 1] < 1:
+                    raise ValueError(f"a count of {values[i + 1]} at byte {4 * i + 4}")
+                part.setdefault(values[i], values[i + 1])
+            cache.parts.setdefault(key[:size], part)
+            at += 2 * n
+        if len(data) % 4:
+            raise ValueError(f"the file ends inside an n-gram, at byte {len(data)}")
+        return cache
+
+    def to_bytes(self) -> bytes:
+        out = []
+        for ngram, part in self.parts.items():
+            out += [*ngram, *[-1] * (4 - len(ngram)), len(part)]
+            for token, count in part.items():
+                out += [token, count]
+        return struct.pack(f"={len(out)}i", *out)
+
+    def items(self) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
+        yield from self.parts.items()
+
+
+def _choose(
+    primary: LookupCache, text: list[int], fixed: dict[int, int], limits: tuple[tuple[int, int], ...]
+) -> int | None:
+    for size in range(min(4, len(text)), 0, -1):
+        part = primary.parts.get(tuple(text[-size:]))
+        if part is None:
+            continue
+        # of equals the one that came last
+        best = max(reversed(part), key=lambda t: part[t] * 100 * fixed[t] if t in fixed else part[t])
+        n_all = sum(part.values())
+        if n_all >= limits[size - 1][0] and 100 * part[best] >= limits[size - 1][1] * n_all:
+            return best
+    return None
+
+
+def draft(
+    context: LookupCache, dynamic: LookupCache, fixed: LookupCache, tokens: _I32, n_tokens: int, n_draft: int
+) -> list[int]:
+    """See ``_lookup.draft``."""
+    if not 0 <= n_tokens <= len(tokens):
+        raise ValueError(f"n_tokens must be in [0, {len(tokens)}], got {n_tokens}")
+    text: list[int] = tokens[:n_tokens].tolist()
+    if len(text) < 2:
+        return []
+    while len(text) - n_tokens < min(n_draft, 64):
+        part = fixed.parts.get(tuple(text[-2:]), {})
+        token = _choose(context, text, part, _LAX)
+        if token is None:
+            token = _choose(dynamic, text, part, _STRICT)
+        if token is None and part:
+            best = max(reversed(part), key=part.__getitem__)
+            if sum(part.values()) >= 2 and 100 * part[best] >= 50 * sum(part.values()):
+                token = best
+        if token is None:
+            break
+        text.append(token)
+    return text[n_tokens:]

@@ -25,11 +25,11 @@ GROUP = "pyspec.drafters"
 
 #: Built-in drafters in llama.cpp's order of priority: what needs no model comes first.
 BUILTIN: dict[str, str] = {
-    "prediction": "pyspec.drafters.prediction:Prediction",
     "ngram-simple": "pyspec.drafters.ngram_simple:NgramSimple",
     "ngram-map-k": "pyspec.drafters.ngram_map:NgramMapK",
     "ngram-map-k4v": "pyspec.drafters.ngram_map:NgramMapK4v",
     "ngram-mod": "pyspec.drafters.ngram_mod:NgramMod",
+    "ngram-cache": "pyspec.drafters.ngram_cache:NgramCache",
     "suffix": "pyspec.drafters.suffix:Suffix",
     "draft-simple": "pyspec.drafters.draft_simple:DraftSimple",
     "draft-eagle3": "pyspec.drafters.draft_eagle3:DraftEagle3",

@@ -16,6 +16,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram-map-k": {"size_n": 1, "size_m": 6},
     "ngram-map-k4v": {"size_n": 1, "size_m": 3},
     "ngram-mod": {"n_match": 2, "mod_n_max": 6, "mod_n_min": 1},
+    "ngram-cache": {},
 }
 
 #: Text that repeats, so that there is something to look up.

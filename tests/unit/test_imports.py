@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # level 1
     "_core": frozenset(),
     "_reference": frozenset(),
+    "_lookup": frozenset(),
     "_ngram": frozenset(),
     "_ngram_reference": frozenset(),
     "_suffix": frozenset(),
@@ -33,7 +34,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sampling": LEVEL0 | {"_core", "_reference"},
     "runtime": LEVEL0 | {"_core", "_reference", "backends"},
     # level 3: drafters meet models only through runtime's Evaluator
-    "drafters": LEVEL0 | {"_core", "_ngram", "_suffix", "sampling", "runtime"},
+    "drafters": LEVEL0 | {"_core", "_lookup", "_ngram", "_suffix", "sampling", "runtime"},
     # level 4
     "engine": LEVEL0 | {"_core", "sampling", "runtime", "drafters"},
     # level 5

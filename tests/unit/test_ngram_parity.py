@@ -5,6 +5,7 @@ Recorded by tests/record/record_ngram.py.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,38 @@ def test_same_drafts(case: dict[str, Any]) -> None:
     rows = decode(drafter, sequences, n_max)
     assert [row for row in rows if row[2]] == recorded(case)
     assert len(rows) == case["n_calls"]
+
+
+CACHES = [c for c in DATA["cases"] if c["type"] == "ngram-cache"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Lookup caches that llama.cpp has written."""
+    folder = tmp_path_factory.mktemp("caches")
+    for name, text in DATA["files"].items():
+        (folder / name).write_bytes(base64.b64decode(text))
+    return {"static": folder / "static.bin", "dynamic": folder / "dynamic.bin"}
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at-once", "token-by-token"])
+@pytest.mark.parametrize("case", CACHES, ids=case_id)
+def test_same_drafts_from_caches(case: dict[str, Any], at_once: bool, files: dict[str, Path]) -> None:
+    """A draft depends on the history alone: not on the steps in which it came."""
+    levels = case.get("levels", "")
+    more = {f"lookup_cache_{name}": path for name, path in files.items() if levels in (name, "both")}
+    ((tokens, n_prompt),) = histories(case)
+    drafter, n_max = make(case, 1, **more)
+    rows: list[Row] = []
+    drafter.run_begin(0, tokens[:n_prompt])
+    for position in range(n_prompt, len(tokens)):
+        if at_once:
+            drafter.run_begin(0, tokens[:1])
+        request = DraftRequest(0, position, tokens[position], tokens[: position + 1], n_max)
+        drafter.run_draft([request])
+        if position % case["every"] == 0 and request.draft:
+            rows.append((0, position, request.draft))
+    assert rows == recorded(case)
 
 
 def test_the_record_says_something() -> None:
