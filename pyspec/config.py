@@ -5,6 +5,7 @@ Names and defaults are llama.cpp's where llama.cpp has the option (``include/lla
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,19 @@ from typing import Any
 
 from .errors import ConfigError
 
-__all__ = ["CACHE_TYPES", "ContextParams", "ModelParams", "SamplingParams", "SpeculationParams", "default_n_threads"]
+log = logging.getLogger("pyspec")
+
+log = logging.getLogger("pyspec")
+
+__all__ = [
+    "CACHE_TYPES",
+    "ContextParams",
+    "ModelParams",
+    "SamplingParams",
+    "SpeculationParams",
+    "default_n_threads",
+    "usable_n_threads",
+]
 
 #: KV cache types by name, with ggml's type numbers.
 CACHE_TYPES: Mapping[str, int] = {
@@ -45,6 +58,17 @@ def default_n_threads() -> int:
     except AttributeError:  # macOS and Windows have no affinity call
         n = os.cpu_count() or 1
     return max(1, min(n, _cgroup_cpus() or n))
+
+
+def usable_n_threads(n: int | None, name: str = "n_threads") -> int:
+    """``n``, but no more than the CPUs this process may use; None: all of these.
+
+    ggml's threads spin at barriers: with more threads than CPUs a pass takes hundreds of times longer.
+    """
+    n_cpu = default_n_threads()
+    if n is not None and n > n_cpu:
+        log.warning("%s=%d is more than the %d CPU(s) this process may use: using %d", name, n, n_cpu, n_cpu)
+    return min(n or n_cpu, n_cpu)
 
 
 def _cgroup_cpus(root: str = "/sys/fs/cgroup", self_file: str = "/proc/self/cgroup") -> int | None:
@@ -103,7 +127,8 @@ class _Options:
         """A copy with some options changed. Raises ConfigError for an unknown name or a bad value."""
         unknown = sorted(set(changes) - self.names())
         if unknown:
-            raise ConfigError(f"unknown option {unknown[0]!r}; {type(self).__name__} has: {', '.join(sorted(self.names()))}")
+            known = ", ".join(sorted(self.names()))
+            raise ConfigError(f"unknown option {unknown[0]!r}; {type(self).__name__} has: {known}")
         return replace(self, **changes)  # type: ignore[type-var]
 
 
@@ -160,8 +185,8 @@ class ContextParams(_Options):
         n_seq_max: most sequences.
         n_rs_seq: recurrent-state snapshots per sequence for rollback; 0: none.
         n_outputs_max: most output rows of a micro-batch; 0: n_batch.
-        n_threads: threads for one row a pass; None: CPUs this process may use. n_threads_batch: for more rows;
-            None: same as n_threads.
+        n_threads: threads for one row a pass; None: CPUs this process may use, and never more.
+        n_threads_batch: for more rows; None: same as n_threads.
         ctx_type: "default" or "mtp".
         rope_freq_base, rope_freq_scale, yarn_*: 0 (yarn: -1) means as the model says.
         flash_attn: True, False or "auto".
@@ -295,6 +320,7 @@ class SpeculationParams(_Options):
         suffix_p_min: stop where the product of the frequencies falls below this.
         suffix_corpus_max: tokens of past outputs to remember; 0: none. suffix_corpus: file to keep them in: read when
             contexts are made, written when they are closed.
+        prediction_n_max: most tokens proposed a step from a request's prediction.
         backend_sampling: sample the draft on the device where it can.
     """
 
@@ -316,6 +342,7 @@ class SpeculationParams(_Options):
     suffix_p_min: float = 0.3
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
+    prediction_n_max: int = 16
     backend_sampling: bool = True
 
     def __post_init__(self) -> None:
@@ -336,6 +363,7 @@ class SpeculationParams(_Options):
             path = getattr(self, name)
             if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
                 raise ConfigError(f"{name} must be a file name or None, got {path!r}")
+        _check_int("prediction_n_max", self.prediction_n_max, 1, 1024)
         _check_int("suffix_n_max", self.suffix_n_max, 1, 1024)
         _check_int("suffix_min_match", self.suffix_min_match, 1, 1024)
         _check_float("suffix_factor", self.suffix_factor, 0.0, 1e6)
