@@ -170,8 +170,15 @@ def test_the_tree_here_is_the_pinned_one(sync: ModuleType) -> None:
 # --- fetching ---
 
 
-def test_a_fetch_keeps_what_the_pin_names(sync: ModuleType, pin: Any, index: Path, tmp_path: Path) -> None:
+def test_a_fetch_keeps_what_the_pin_names(
+    sync: ModuleType, pin: Any, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also: the upstream build backend is not run, for it is not installed here and pip cannot get it."""
+    # Settings of the user's that newer pips refuse, or that would forbid the one version wanted.
+    (tmp_path / "constraint.txt").write_text("tiny-upstream<1\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraint.txt"))
+    monkeypatch.setenv("PIP_BUILD_CONSTRAINT", str(tmp_path / "constraint.txt"))
+    monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
     said: list[str] = []
     root = sync.sync(pin, tmp_path / "new", say=said.append)
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == [

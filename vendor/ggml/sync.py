@@ -196,7 +196,8 @@ def pip_download(
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
         env = dict(os.environ, TMPDIR=tmp_name, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_REQUIRE_VIRTUALENV="0")
         # A constraint is a second opinion on versions; here the hash alone decides.
-        env.update(PIP_CONSTRAINT=os.devnull, PIP_BUILD_CONSTRAINT=os.devnull)
+        env.update(PIP_CONSTRAINT=os.devnull)
+        env.pop("PIP_BUILD_CONSTRAINT", None)  # newer pips refuse it together with --no-build-isolation
         if sdist:
             backend = tmp / "backend" / "scikit_build_core"
             backend.mkdir(parents=True)
