@@ -108,6 +108,30 @@ def test_distribution(kernels: ModuleType, options: dict[str, float], probs: lis
 
 
 @BOTH
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_steps_belong_to_the_next_token(kernels: ModuleType, top_k: int) -> None:
+    """u on a step of the CDF gives the token after it; top_p on a step keeps no further token. Exact in float32."""
+    logits = f32(*[0.0] * 8, -INF if top_k == 0 else -1)
+    for i in range(8):
+        assert sample(kernels, logits, top_k=top_k, u=i / 8) == i
+    for n in range(1, 8):
+        assert sample(kernels, logits, top_k=top_k, top_p=n / 8, u=1 - 2**-53) == n - 1
+
+
+@BOTH
+@pytest.mark.parametrize(("u", "top_p"), [(0.9, 1.0), (0.999, 0.9), (0.5, 0.5)])
+def test_flat_tail(kernels: ModuleType, u: float, top_p: float) -> None:
+    """One token of probability 0.85, 0.15 in 2999 equal ones: as hard as it gets for a cut of what is not needed."""
+    logits = logs(*[0.15 / 2999] * 1000, 0.85, *[0.15 / 2999] * 1999)
+    step = u * max(0.85, top_p) - 0.85
+    token = sample(kernels, logits, u=u, top_p=top_p)
+    if step < 0:
+        assert token == 1000
+    else:
+        assert abs(token - (token > 1000) - step / 0.15 * 2999) < 3
+
+
+@BOTH
 def test_llama_cpp_defaults_cut_before_the_temperature(kernels: ModuleType) -> None:
     """With the temperature first, 1.0 of the mass at temperature 0.1 would be the top token alone."""
     logits = logs(0.5, 0.4, 0.1)
