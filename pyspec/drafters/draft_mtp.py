@@ -76,6 +76,7 @@ class DraftMtp(CarryDrafter):
             single_outputs=model.architecture in _ROWWISE and not chain,
         )
         self._chain = chain
+        self._cells_move = False
         if chain:
             if params.n_max > model.n_layer_nextn:
                 log.warning(
@@ -86,6 +87,8 @@ class DraftMtp(CarryDrafter):
             # hidden rows of the proposals: block i's row goes with the i-th proposal
             self._rows: F32Array = np.zeros((n_seq, self.n_max, self._width), np.float32)
             self._handle.nextn_layer_offset(0)
+            # where sequences share their cells, a row may get another cell under the next block
+            self._cells_move = n_seq > 1 and bool(getattr(getattr(draft, "params", None), "kv_unified", False))
         else:
             self._sample_on_device()
         mode = "shared" if self._shared else "chain" if chain else "single"
@@ -191,6 +194,10 @@ class DraftMtp(CarryDrafter):
                         self._rows[work.request.seq, len(work.request.draft) - 1] = nextn[work.row]
         finally:
             self._handle.nextn_layer_offset(0)
+        if self._cells_move:
+            # passes with the proposals between differ in layout: the next process does the text again, without them
+            for work in works:
+                self._states[work.request.seq].done = work.start
 
     def _fill_chain(self, head: int, works: list[Work], seeds: list[tuple[I32Array, F32Array]]) -> None:
         """The batch for one block: the end of the text and the proposals so far, of every sequence."""
