@@ -133,3 +133,17 @@ def test_options_without_room_for_drafts(tiny: Any, make_llm: Any) -> None:
     with pytest.raises(pyspec.ConfigError, match="n_outputs_max"):
         llm.generate("a", max_tokens=2, prediction="b c d")
     assert len(llm.generate("a", max_tokens=2, ignore_eos=True).tokens) == 2
+
+
+def test_synthetic_acceptance_is_marked(tiny: Any, make_llm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    llm = make_llm(tiny("target-llama"), tiny("draft-llama-half"), n_max=3, synth_len=4.0)
+    assert "NOT VALID" in caplog.text
+    result = llm.generate(REPEATING[0], max_tokens=N, ignore_eos=True)
+    assert not result.valid
+    assert result.stats.synthetic
+    assert result.stats.n_accepted == result.stats.n_draft
+    assert result.stats.n_pass == N // 4
+    with pytest.raises(pyspec.ConfigError, match="synth_len"):
+        make_llm(tiny("target-llama"), speculation="off", synth_len=2.0)
+    plain = make_llm(tiny("target-llama"), speculation="off")
+    assert plain.generate("a", max_tokens=2).valid
