@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -320,6 +320,8 @@ class SpeculationParams(_Options):
         suffix_p_min: stop where the product of the frequencies falls below this.
         suffix_corpus_max: tokens of past outputs to remember; 0: none. suffix_corpus: file to keep them in: read when
             contexts are made, written when they are closed.
+        synth_len, synth_rates: for benchmarks only, the output is not valid: accept drafts by lot, so that a pass with
+            a full draft gives ``synth_len`` tokens on average, or by the rate for each position that it is reached.
         prediction_n_max: most tokens proposed a step from a request's prediction.
         backend_sampling: sample the draft on the device where it can.
     """
@@ -343,6 +345,8 @@ class SpeculationParams(_Options):
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
     prediction_n_max: int = 16
+    synth_len: float | None = None
+    synth_rates: tuple[float, ...] = ()
     backend_sampling: bool = True
 
     def __post_init__(self) -> None:
@@ -364,6 +368,7 @@ class SpeculationParams(_Options):
             if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
                 raise ConfigError(f"{name} must be a file name or None, got {path!r}")
         _check_int("prediction_n_max", self.prediction_n_max, 1, 1024)
+        self._check_synthetic()
         _check_int("suffix_n_max", self.suffix_n_max, 1, 1024)
         _check_int("suffix_min_match", self.suffix_min_match, 1, 1024)
         _check_float("suffix_factor", self.suffix_factor, 0.0, 1e6)
@@ -374,3 +379,17 @@ class SpeculationParams(_Options):
             raise ConfigError("suffix_corpus_max must be 0 (off) or at least 2, got 1")
         if self.suffix_corpus is not None and not (isinstance(self.suffix_corpus, str) and self.suffix_corpus):
             raise ConfigError(f"suffix_corpus must be a file name or None, got {self.suffix_corpus!r}")
+
+    def _check_synthetic(self) -> None:
+        rates: Any = self.synth_rates
+        if isinstance(rates, (str, bytes)) or not isinstance(rates, Iterable):
+            raise ConfigError(f"synth_rates must be a sequence of numbers, got {rates!r}")
+        object.__setattr__(self, "synth_rates", tuple(rates))
+        for i, rate in enumerate(self.synth_rates):
+            _check_float(f"synth_rates[{i}]", rate, 0.0, 1.0)
+            if i and rate > self.synth_rates[i - 1]:
+                raise ConfigError(f"synth_rates must not increase, got {rate:g} after {self.synth_rates[i - 1]:g}")
+        if self.synth_len is not None:
+            _check_float("synth_len", self.synth_len, 1.0, 1025.0)
+            if self.synth_rates:
+                raise ConfigError("synth_len and synth_rates exclude each other: give one")

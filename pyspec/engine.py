@@ -6,22 +6,25 @@ with a draft for what follows, so every step emits one token at least.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from time import perf_counter_ns
 from typing import Any
 
-from .config import SamplingParams
+from .config import SamplingParams, SpeculationParams
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
 from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError
 from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
-from .sampling import Verifier
+from .sampling import SyntheticVerifier, Verifier, synthetic_rates
 from .stats import SpecStats
 from .types import DraftRequest, FinishReason
 
 __all__ = ["Engine"]
+
+log = logging.getLogger("pyspec")
 
 
 class Engine:
@@ -33,6 +36,7 @@ class Engine:
         eog_tokens: tokens that end a generation.
         n_ctx: most positions of a sequence; 0: what the target has.
         draft_evaluators: the drafters' own, so that a request to abort can be withdrawn from all.
+        speculation: asks for synthetic acceptance, or not; the drafters have the other options.
 
     Attributes:
         stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
@@ -45,6 +49,7 @@ class Engine:
         eog_tokens: Collection[int] = (),
         n_ctx: int = 0,
         draft_evaluators: Seq[Evaluator] = (),
+        speculation: SpeculationParams | None = None,
     ) -> None:
         self.target = target
         self.chain = DrafterChain(drafters, target.n_vocab)
@@ -54,12 +59,21 @@ class Engine:
         self.closed = False
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
-        self._verify = Verifier(target.n_vocab, target.n_batch)
+        self._verify: Verifier | SyntheticVerifier = Verifier(target.n_vocab, target.n_batch)
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * target.n_seq_max
         self._n_chunk = min(target.n_ubatch, target.n_batch)
         self._n_rows_max = min(target.n_batch, target.n_outputs_max, target.memory.n_rows_max)
         self._n_draft_max = min(self.chain.n_max, target.memory.n_draft_max)
+        rates = synthetic_rates(speculation or SpeculationParams(), self.n_draft_max)
+        if rates:
+            self._verify = SyntheticVerifier(self._verify, rates, self.eog_tokens)
+            self.stats.synthetic = True
+            log.warning(
+                "synthetic acceptance, for benchmarks only: THE OUTPUT IS NOT VALID. Mean length %.3f, rates [%s]",
+                1 + sum(rates),
+                ", ".join(f"{r:.3g}" for r in rates),
+            )
 
     # -- requests --
 
@@ -79,6 +93,7 @@ class Engine:
         """
         self.check_prompt(prompt)
         seq = Sequence(list(prompt), params or SamplingParams(), text, extra)
+        seq.stats.synthetic = self.stats.synthetic
         if seq.params.max_tokens == 0:
             self._end(seq, "length")
         else:

@@ -63,6 +63,11 @@ class GenerationResult:
     stats: SpecStats
     prompt_tokens: list[int]
 
+    @property
+    def valid(self) -> bool:
+        """False for benchmarks with synthetic acceptance: text and tokens are not the target's."""
+        return not self.stats.synthetic
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -73,6 +73,7 @@ class SpecStats:
         n_prompt: prompt tokens evaluated. n_output: tokens generated.
         n_pass: target passes that generated tokens (of a sequence, or of the engine's batches).
         n_draft: tokens proposed. n_accepted: proposed tokens that became output.
+        synthetic: drafts were accepted by lot (``synth_len``, ``synth_rates``): the output is not valid.
         accepted_per_pos: how often the proposal at each draft position was accepted; drafted_per_pos: was made.
     """
 
@@ -83,6 +84,7 @@ class SpecStats:
     n_accepted: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
     drafted_per_pos: list[int] = field(default_factory=list)
+    synthetic: bool = False
     times: PhaseTimes = field(default_factory=PhaseTimes)
     drafters: list[DrafterStats] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .synthetic import SyntheticVerifier, synthetic_rates
 from .verify import Verifier
 
-__all__ = ["Verifier"]
+__all__ = ["SyntheticVerifier", "Verifier", "synthetic_rates"]
