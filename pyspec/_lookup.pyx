@@ -23,7 +23,7 @@ cdef enum:
     N_MAX = 4        # longest n-gram (LLAMA_NGRAM_MAX)
     N_STATIC = 2     # n-gram of the static level (LLAMA_NGRAM_STATIC)
     PAD = -1         # fills an n-gram up to N_MAX (LLAMA_TOKEN_NULL)
-    MAX_NODES = 1 << 30
+    MAX_NODES = 1 << 29   # the upper half of a hash tells the places
     MAX_DRAFT = 64
 
 #: By n-gram length: continuations that must have been counted, and the share of the most frequent one in percent.
@@ -68,7 +68,8 @@ cdef class LookupCache:
 
     cdef Node *nodes
     cdef Entry *entries         # from 1
-    cdef uint64_t *node_table   # upper half of the hash, number + 1
+    cdef uint64_t *node_table   # upper half of the hash, number + 1; a place is given by the hash's first bits
+    cdef int shift              # of a hash, to its place
     cdef uint32_t *entry_table
     cdef Py_ssize_t n_nodes, node_capacity, n_entries, entry_capacity
 
@@ -106,7 +107,7 @@ cdef class LookupCache:
             ValueError: a range is out of bounds, or a token is negative; nothing was counted.
         """
         cdef Py_ssize_t i
-        cdef int size, done
+        cdef int done
         if not 0 <= begin <= end <= tokens.shape[0]:
             raise ValueError(f"tokens[{begin}:{end}] of {tokens.shape[0]}")
         if not 1 <= n_min <= n_max <= N_MAX:
@@ -124,22 +125,26 @@ cdef class LookupCache:
     cdef int count_all(
         self, const int32_t *t, Py_ssize_t begin, Py_ssize_t end, int n_min, int n_max
     ) noexcept nogil:
-        cdef int32_t[N_MAX][N_MAX] keys
-        cdef uint64_t[N_MAX] hashes
+        cdef int32_t[2][N_MAX][N_MAX] keys
+        cdef uint64_t[2][N_MAX] hashes
         cdef Py_ssize_t i
-        cdef int size, j, top
-        for i in range(begin, end):
-            # room first, so that no table moves between the prefetch and its use
+        cdef int size, j, at
+        for i in range(begin, end + 1):
             if self.reserve(N_MAX, N_MAX) < 0:
                 return -1
-            top = <int> min(<Py_ssize_t> n_max, i)
-            for size in range(n_min, top + 1):
-                for j in range(N_MAX):
-                    keys[size - 1][j] = t[i - size + j] if j < size else PAD
-                hashes[size - 1] = _hash(keys[size - 1][0], keys[size - 1][1], keys[size - 1][2], keys[size - 1][3])
-                PREFETCH(&self.node_table[hashes[size - 1] & (2 * self.node_capacity - 1)])
-            for size in range(n_min, top + 1):
-                self.add(keys[size - 1], hashes[size - 1], t[i], 1)
+            # the places of one token come into the cache while those of the token before it are worked on
+            at = i & 1
+            if i < end:
+                for size in range(n_min, <int> min(<Py_ssize_t> n_max, i) + 1):
+                    for j in range(N_MAX):
+                        keys[at][size - 1][j] = t[i - size + j] if j < size else PAD
+                    hashes[at][size - 1] = _hash(
+                        keys[at][size - 1][0], keys[at][size - 1][1], keys[at][size - 1][2], keys[at][size - 1][3]
+                    )
+                    PREFETCH(&self.node_table[hashes[at][size - 1] >> self.shift])
+            if i > begin:
+                for size in range(n_min, <int> min(<Py_ssize_t> n_max, i - 1) + 1):
+                    self.add(keys[1 - at][size - 1], hashes[1 - at][size - 1], t[i - 1], 1)
         return 0
 
     cdef int reserve(self, Py_ssize_t n_nodes, Py_ssize_t n_entries) noexcept nogil:
@@ -147,6 +152,7 @@ cdef class LookupCache:
         cdef Py_ssize_t capacity, i, j, mask
         cdef void *grown
         cdef uint64_t h
+        cdef int shift
         cdef uint64_t *node_table
         cdef uint32_t *entry_table
         if self.n_nodes + n_nodes > self.node_capacity:
@@ -163,14 +169,19 @@ cdef class LookupCache:
             if node_table is NULL:
                 return -1
             mask = 2 * capacity - 1
-            for i in range(self.n_nodes):
-                h = _hash(self.nodes[i].key[0], self.nodes[i].key[1], self.nodes[i].key[2], self.nodes[i].key[3])
-                j = h & mask
-                while node_table[j]:
-                    j = (j + 1) & mask
-                node_table[j] = (h & <uint64_t> 0xFFFFFFFF00000000u) | <uint64_t> (i + 1)
+            shift = 64
+            while (<Py_ssize_t> 1 << (64 - shift)) < 2 * capacity:
+                shift -= 1
+            # in the order of places, so old and new table are gone through from front to back
+            for i in range(2 * self.node_capacity):
+                h = self.node_table[i]
+                if h:
+                    j = h >> shift
+                    while node_table[j]:
+                        j = (j + 1) & mask
+                    node_table[j] = h
             free(self.node_table)
-            self.node_table, self.node_capacity = node_table, capacity
+            self.node_table, self.node_capacity, self.shift = node_table, capacity, shift
         if self.n_entries + 1 + n_entries > self.entry_capacity:
             capacity = max(<Py_ssize_t> 1024, self.entry_capacity)
             while capacity < self.n_entries + 1 + n_entries:
@@ -196,7 +207,7 @@ cdef class LookupCache:
 
     cdef Py_ssize_t place_of(self, const int32_t *key, uint64_t h) noexcept nogil:
         """Place of an n-gram in the table, or the free place where it belongs."""
-        cdef Py_ssize_t mask = 2 * self.node_capacity - 1, j = h & mask
+        cdef Py_ssize_t mask = 2 * self.node_capacity - 1, j = h >> self.shift
         cdef const Node *node
         while self.node_table[j]:
             if (self.node_table[j] ^ h) >> 32 == 0:

@@ -16,8 +16,6 @@ from .errors import ConfigError
 
 log = logging.getLogger("pyspec")
 
-log = logging.getLogger("pyspec")
-
 __all__ = [
     "CACHE_TYPES",
     "ContextParams",
@@ -297,6 +295,8 @@ class SamplingParams(_Options):
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         stop: str | Sequence[str] = self.stop
+        if not isinstance(stop, (str, list, tuple)):
+            raise ConfigError(f"stop must be a string or a list of strings, got {stop!r}")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(s, str) and s for s in stop):
             raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")

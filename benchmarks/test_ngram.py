@@ -1,0 +1,167 @@
+"""Look-ups in long texts: what a draft and an update of the index cost, and that neither grows with the text.
+
+    pytest benchmarks/test_ngram.py --benchmark-enable
+
+Limits: a draft takes at most 10 us with 128k tokens of history, and at most twice as long as with 1k; a new token costs
+at most 0.5 us. Drafts of less than a microsecond may differ by half of one: that is the memory's caches, not the search.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyspec import _core, _lookup, _ngram
+
+Compare = Callable[[Callable[[], object], Callable[[], object], str], "float | None"]
+
+SIZES = (1_024, 8_192, 32_768, 131_072)
+#: Most microseconds: of a draft, and of a token that is new.
+DRAFT_US, TOKEN_US = 10.0, 0.5
+#: A draft in a long text against one in a short text.
+FLAT = 2.0
+N_DRAFTS = 200
+
+
+def history(n: int, kind: str) -> list[int]:
+    """``n`` tokens: ``phrases`` that come again, ``noise`` that does not."""
+    rng = random.Random(n)
+    if kind == "noise":
+        return [rng.randrange(50_000) for _ in range(n)]
+    phrases = [[rng.randrange(50_000) for _ in range(rng.randint(60, 200))] for _ in range(max(4, n // 800))]
+    out: list[int] = []
+    while len(out) < n:
+        out += rng.choice(phrases)
+    return out[:n]
+
+
+class MapCalls:
+    """``ngram-map-*`` as the engine calls it: 8 more tokens a step."""
+
+    def __init__(self, tokens: list[int], key_only: bool) -> None:
+        self.ngrams = _ngram.NgramMap(12, 48, key_only)
+        n_prompt = len(tokens) - 8 * N_DRAFTS if len(tokens) > 16 * N_DRAFTS else len(tokens) // 2
+        self.step = max(1, (len(tokens) - n_prompt) // N_DRAFTS)
+        self.text = tokens[:n_prompt]
+        self.rest = tokens[n_prompt:]
+        self.ngrams.begin(self.text)
+        self.ngrams.draft(self.text, 48)
+
+    def draft(self) -> list[int]:
+        return self.ngrams.draft(self.text, 48)
+
+
+class PoolCalls:
+    """``ngram-mod``, in the same way."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.pool = _ngram.NgramPool(24, 64, 48, 1)
+        n_prompt = len(tokens) - 8 * N_DRAFTS if len(tokens) > 16 * N_DRAFTS else len(tokens) // 2
+        self.step = max(1, (len(tokens) - n_prompt) // N_DRAFTS)
+        self.text = tokens[:n_prompt]
+        self.rest = tokens[n_prompt:]
+        self.pool.begin(0, self.text)
+
+    def draft(self) -> list[int]:
+        return self.pool.draft(0, self.text, 64)
+
+
+def make(method: str, tokens: list[int]) -> Any:
+    return PoolCalls(tokens) if method == "ngram-mod" else MapCalls(tokens, method == "ngram-map-k")
+
+
+def steps(calls: Any) -> tuple[list[float], int]:
+    """Microseconds of each draft while the text grows to its end, and how many drafts found something."""
+    times, n_found = [], 0
+    for i in range(0, len(calls.rest), calls.step):
+        calls.text += calls.rest[i : i + calls.step]
+        start = time.perf_counter_ns()
+        draft = calls.draft()
+        times.append((time.perf_counter_ns() - start) / 1000)
+        n_found += bool(draft)
+    return times, n_found
+
+
+@pytest.mark.benchmark(group="draft")
+@pytest.mark.parametrize("kind", ["phrases", "noise"])
+@pytest.mark.parametrize("method", ["ngram-map-k", "ngram-map-k4v", "ngram-mod"])
+def test_draft_is_flat(benchmark: Any, method: str, kind: str) -> None:
+    """The time of a draft with what became new since the last one, at four lengths of the text."""
+    medians = {}
+    for n in SIZES if not benchmark.disabled else SIZES[:1]:
+        runs = [steps(make(method, history(n, kind))) for _ in range(5 if not benchmark.disabled else 1)]
+        # the best run of five: the machine may be busy with other things
+        medians[n] = min(statistics.median(times) for times, _ in runs)
+        assert (runs[0][1] > 0) == (kind == "phrases")
+    calls = make(method, history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind))
+    benchmark(calls.draft)
+    benchmark.extra_info["draft_us"] = medians
+    if not benchmark.disabled:
+        assert medians[SIZES[-1]] <= DRAFT_US
+        assert medians[SIZES[-1]] <= FLAT * medians[SIZES[0]] + 0.5
+
+
+@pytest.mark.benchmark(group="index")
+@pytest.mark.parametrize("kind", ["phrases", "noise"])
+@pytest.mark.parametrize("method", ["ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"])
+def test_update(benchmark: Any, method: str, kind: str) -> None:
+    """A prompt of 128k tokens goes into the index, in the first draft after it began or as it begins."""
+    tokens = history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind)
+    array = np.array(tokens, np.int32)
+
+    def update() -> None:
+        if method == "ngram-cache":
+            _lookup.LookupCache().update(array, 0, len(array))
+        elif method == "ngram-mod":
+            pool.begin(0, tokens)
+        else:
+            ngrams.begin(tokens)
+            ngrams.draft(tokens, 48)
+
+    pool = _ngram.NgramPool(24, 64, 48, 1)
+    ngrams = _ngram.NgramMap(12, 48, method == "ngram-map-k")
+    benchmark(update)
+    if not benchmark.disabled:
+        per_token = 1e6 * benchmark.stats.stats.min / len(tokens)
+        benchmark.extra_info["us_per_token"] = per_token
+        assert per_token <= TOKEN_US
+
+
+@pytest.mark.benchmark(group="draft")
+def test_draft_of_ngram_cache_is_flat(benchmark: Any) -> None:
+    """Eight tokens, each looked up in three levels."""
+    medians = {}
+    for n in SIZES if not benchmark.disabled else SIZES[:1]:
+        tokens = np.array(history(n, "phrases"), np.int32)
+        context, dynamic, fixed = (_lookup.LookupCache() for _ in range(3))
+        context.update(tokens, 0, n)
+        dynamic.update(tokens, 0, n // 2)
+        fixed.update(tokens, 0, n, 2, 2)
+        times = []
+        for end in range(n - 500, n):
+            start = time.perf_counter_ns()
+            _lookup.draft(context, dynamic, fixed, tokens, end, 8)
+            times.append((time.perf_counter_ns() - start) / 1000)
+        medians[n] = statistics.median(times)
+    benchmark(_lookup.draft, context, dynamic, fixed, tokens, len(tokens), 8)
+    benchmark.extra_info["draft_us"] = medians
+    if not benchmark.disabled:
+        assert medians[SIZES[-1]] <= DRAFT_US
+
+
+@pytest.mark.benchmark(group="search")
+@pytest.mark.parametrize("n", SIZES)
+def test_against_a_search(compare: Compare, n: int) -> None:
+    """A look-up in the index against the search through the text that ``ngram-simple`` makes, nothing to be found."""
+    tokens = history(n, "noise")
+    array = np.array(tokens, np.int32)
+    ngrams = _ngram.NgramMap(12, 48, True)
+    ngrams.begin(tokens)
+    ratio = compare(lambda: ngrams.draft(tokens, 48), lambda: _core.ngram_find_last(array, n, 12), "search")
+    assert ratio is None or n < SIZES[-1] or ratio > 5
