@@ -135,8 +135,11 @@ def _install_progress(ffi: Any) -> None:
     def progress(value: float, user_data: Any) -> bool:
         return bool(ffi.from_handle(user_data)(value))
 
-    # onerror: nothing may leave through C; the callee keeps its own exceptions, this is the last net
-    ffi.def_extern(name="pyspec_py_progress", error=False, onerror=lambda *_: None)(progress)
+    def keep(_kind: Any, error: BaseException, trace: Any) -> None:
+        # Ctrl-C may strike before the first line of ``progress``; nothing may leave through C
+        ffi.from_handle(trace.tb_frame.f_locals["user_data"]).error = error
+
+    ffi.def_extern(name="pyspec_py_progress", error=False, onerror=keep)(progress)
 
 
 def set_log_level(level: int | str) -> None:

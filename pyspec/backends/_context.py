@@ -17,7 +17,7 @@ from ..types import F32Array, I8Array, I32Array
 from ._context_cache import ContextCache
 from ._model import NEXTN_ARCHITECTURES, ModelHandle
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, ERR_NULL, drain_log, last_error, raise_decode
-from ._threadpool import ThreadPool
+from ._threadpool import ThreadPool, usable_cpus
 
 __all__ = ["ContextHandle"]
 
@@ -64,8 +64,7 @@ class ContextHandle(ContextCache):
         self._pointers: tuple[Any, ...] = ()
         self._capacity = 0
         self._logits: F32Array | None = None
-        self._logits_key: tuple[Any, int] = (None, -1)
-        self._logits_view: F32Array = np.empty((0, self.n_vocab), np.float32)
+        self._views: dict[str | int, tuple[Any, int, F32Array]] = {}
         self._nextn: tuple[bool, bool] = (False, False)
         self._nextn_live = False
         self._layers: set[int] = set()
@@ -219,14 +218,17 @@ class ContextHandle(ContextCache):
             rc = self._c_logits(ptr, self._row_pointer)
             if rc:
                 self._fail(rc, "llama_get_logits", "reading logits")
-            pointer = self._row_pointer[0]
-            if self._logits_key == (pointer, n):
-                view = self._logits_view
-            else:
-                view = self._view(pointer, n, self.n_vocab)
-                self._logits_key, self._logits_view = (pointer, n), view
-            self._logits = view
+            self._logits = view = self._same_view("logits", self._row_pointer[0], n, self.n_vocab)
             return view
+
+    def _same_view(self, key: str | int, pointer: Any, n_rows: int, width: int) -> F32Array:
+        """The view made last time if these rows lie where those did."""
+        known = self._views.get(key)
+        if known is not None and known[0] == pointer and known[1] == n_rows:
+            return known[2]
+        view = self._view(pointer, n_rows, width)
+        self._views[key] = (pointer, n_rows, view)
+        return view
 
     def _view(self, pointer: Any, n_rows: int, width: int) -> F32Array:
         rows = np.frombuffer(self._ffi.buffer(pointer, 4 * n_rows * width), np.float32).reshape(n_rows, width)
@@ -262,7 +264,7 @@ class ContextHandle(ContextCache):
             rc = self._lib.pyspec_nextn(ptr, self._row_pointer)
             if rc:
                 self._fail(rc, func, "reading nextn rows", "unchanged")
-            return self._view(self._row_pointer[0], n_rows, self.model.n_embd_out)
+            return self._same_view("nextn", self._row_pointer[0], n_rows, self.model.n_embd_out)
 
     def layer_input(self, layer: int, n_rows: int) -> F32Array:
         """Input rows of a layer in the last decode.
@@ -285,7 +287,7 @@ class ContextHandle(ContextCache):
             rc = self._lib.pyspec_layer_input(ptr, layer, self._row_pointer)
             if rc:
                 self._fail(rc, "llama_get_embeddings_layer_inp", f"reading the inputs of layer {layer}")
-            return self._view(self._row_pointer[0], n_rows, self.model.n_embd)
+            return self._same_view(layer, self._row_pointer[0], n_rows, self.model.n_embd)
 
     def _check_rows(self, n_rows: int, limit: int) -> None:
         if not 0 <= n_rows <= limit:
@@ -398,7 +400,7 @@ class ContextHandle(ContextCache):
     # ---- threads, abort, memory ----
 
     def set_n_threads(self, n_threads: int, n_threads_batch: int) -> None:
-        """Threads for one-row passes and for larger ones; at most those of an attached pool are used."""
+        """Threads for one-row passes and for larger ones; at most as many as there are CPUs or an attached pool has."""
         for name, value in (("n_threads", n_threads), ("n_threads_batch", n_threads_batch)):
             if not 1 <= value <= 512:
                 raise ConfigError(f"{name} must be between 1 and 512, got {value}")
@@ -408,7 +410,7 @@ class ContextHandle(ContextCache):
 
     def _apply_threads(self) -> None:
         # ggml would cap and log a warning on every pass
-        limit = 512 if self._pool is None else self._pool.n_threads
+        limit = usable_cpus() if self._pool is None else self._pool.n_threads
         rc = self._lib.pyspec_set_n_threads(self._ptr(), *(min(n, limit) for n in self._n_threads))
         if rc:
             self._fail(rc, "llama_set_n_threads", "threads")

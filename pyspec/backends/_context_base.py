@@ -12,6 +12,7 @@ from ._context_checks import check_context, check_memory
 from ._model import ModelHandle
 from ._ownership import Handle, Native
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, drain_log, last_error, last_log, raise_status
+from ._threadpool import usable_cpus
 
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
@@ -76,6 +77,9 @@ class ContextBase(Handle):
         self._lost: str | None = None
         self._n_threads = (int(native_params.n_threads), int(native_params.n_threads_batch))
         self._device_states: dict[int, bytes] = {}
+        # output arguments of frequent calls, used under the lock
+        self._out_bool = ffi.new("bool *")
+        self._out_pos = (ffi.new("int32_t *"), ffi.new("int32_t *"))
         drain_log()
 
     def _raise_create(self, rc: int) -> NoReturn:
@@ -138,8 +142,8 @@ def _native_params(params: ContextParams, embeddings: bool) -> Any:
     for name in _SAME_NAME:
         setattr(p, name, getattr(params, name))
     n_threads = params.n_threads or default_n_threads()
-    p.n_threads = n_threads
-    p.n_threads_batch = params.n_threads_batch or n_threads
+    p.n_threads = min(n_threads, usable_cpus())
+    p.n_threads_batch = min(params.n_threads_batch or n_threads, usable_cpus())
     # only sets the size of device-side sampling
     p.n_outputs_max_per_seq = max(1, params.n_outputs_max // params.n_seq_max)
     p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP if params.ctx_type == "mtp" else lib.LLAMA_CONTEXT_TYPE_DEFAULT

@@ -27,13 +27,13 @@ class ContextCache(ContextBase):
             False if this cache cannot (recurrent state, too few snapshots, sliding window overwritten); unchanged then.
         """
         self._seq(seq)
-        removed = self._ffi.new("bool *")
         with self._open().lock:
-            rc = self._lib.pyspec_seq_rm(self._ptr(), seq, p0, p1, removed)
+            rc = self._lib.pyspec_seq_rm(self._ptr(), seq, p0, p1, self._out_bool)
             if rc:
                 self._fail(rc, "llama_memory_seq_rm", f"seq_rm({seq}, {p0}, {p1})")
+            removed = bool(self._out_bool[0])
         drain_log()
-        return bool(removed[0])
+        return removed
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let ``dst`` see the positions [p0, p1) of ``src`` too.
@@ -87,12 +87,12 @@ class ContextCache(ContextBase):
 
     def _seq_pos(self, seq: int) -> tuple[int, int]:
         self._seq(seq)
-        low, high = self._ffi.new("int32_t *"), self._ffi.new("int32_t *")
         with self._open().lock:
+            low, high = self._out_pos
             rc = self._lib.pyspec_seq_pos(self._ptr(), seq, low, high)
             if rc:
                 self._fail(rc, "llama_memory_seq_pos_min", f"positions of sequence {seq}")
-        return int(low[0]), int(high[0])
+            return int(low[0]), int(high[0])
 
     def state_seq_get(self, seq: int, flags: int = 0) -> _U8Array:
         """The state of one sequence.

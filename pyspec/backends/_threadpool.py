@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -10,7 +11,15 @@ from . import _binding
 from ._ownership import Handle, Native
 from ._status import drain_log, raise_status
 
-__all__ = ["ThreadPool"]
+__all__ = ["ThreadPool", "usable_cpus"]
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on. More compute threads than that only wait for each other (ggml's barriers spin)."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity call
+        return os.cpu_count() or 512
 
 
 class ThreadPool(Handle):
@@ -20,7 +29,8 @@ class ThreadPool(Handle):
     Closing it detaches it from its contexts, which then go on with threads of their own.
 
     Args:
-        n_threads: threads, the caller's own included; 1 to 512.
+        n_threads: threads, the caller's own included; 1 to 512. No more than there are CPUs are made; the attribute
+            ``n_threads`` tells.
         poll: how hard idle threads spin before they sleep, 0 to 100.
 
     Raises:
@@ -32,6 +42,7 @@ class ThreadPool(Handle):
             raise ConfigError(f"n_threads must be between 1 and 512, got {n_threads}")
         if not 0 <= poll <= 100:
             raise ConfigError(f"poll must be between 0 and 100, got {poll}")
+        n_threads = min(n_threads, usable_cpus())
         _binding.load()
         out = _binding.ffi.new("pyspec_threadpool **")
         rc = _binding.lib.pyspec_threadpool_new(n_threads, poll, out)

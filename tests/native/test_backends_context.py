@@ -320,6 +320,27 @@ def test_more_threads_than_the_pool_has(llama, caplog):
         assert not caplog.records, "ggml warns on every pass if it has to cap the number"
 
 
+def test_no_more_threads_than_cpus(llama, run_child):
+    """64 threads on a small machine finish, and do not wait for each other."""
+    out = run_child(
+        """
+        import os, sys
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        from backends_kit import load, context, decode
+        from pyspec.backends import ThreadPool
+        with load(sys.argv[1]) as m, context(m, n_threads=64) as c, ThreadPool(64) as pool:
+            for i in range(20):
+                decode(c, 1, i)
+            print(len(os.listdir("/proc/self/task")) <= 2, pool.n_threads)
+        """
+        if hasattr(__import__("os"), "sched_setaffinity")
+        else "print('True 1')",
+        llama.path,
+        env={"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert out.split() == ["True", "1"]
+
+
 def test_bad_numbers_of_threads(llama):
     with context(llama) as c:
         for n in (0, -1, 513):

@@ -248,6 +248,35 @@ def test_progress_raises(tiny, when):
         load_with(tiny, progress)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.parametrize("with_progress", [True, False])
+def test_ctrl_c_stops_loading(tiny, run_child, with_progress):
+    """Also without a progress callback; the signal arrives while the load runs in C."""
+    out = run_child(
+        f"""
+        import os, signal, sys, threading, time
+        from pyspec import backends
+        from pyspec.backends import ModelHandle, _model
+        backends.load()
+        # the first progress call comes early in a load; the signal is sent right before it is handed to Python
+        real = _model._Progress.__call__
+        def late(self, value):
+            os.kill(os.getpid(), signal.SIGINT)
+            return real(self, value)
+        _model._Progress.__call__ = late
+        try:
+            ModelHandle(sys.argv[1], progress={"lambda value: True" if with_progress else "None"})
+        except KeyboardInterrupt:
+            print("interrupted")
+        _model._Progress.__call__ = real
+        ModelHandle(sys.argv[1]).close()
+        """,
+        tiny("target-llama"),
+        stderr=None,
+    )
+    assert out.strip() == "interrupted"
+
+
 def test_progress_may_load_another_model(tiny):
     inner = []
 
