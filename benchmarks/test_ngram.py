@@ -3,7 +3,8 @@
     pytest benchmarks/test_ngram.py --benchmark-enable
 
 Limits: a draft takes at most 10 us with 128k tokens of history, and at most twice as long as with 1k; a new token costs
-at most 0.5 us. Drafts of less than a microsecond may differ by half of one: that is the memory's caches, not the search.
+at most 0.5 us. Drafts of less than a microsecond may differ by half of one: that is the processor's caches, not the
+search. Tokens are counted in processor time, because a prompt takes long enough to be interrupted on a busy machine.
 """
 
 from __future__ import annotations
@@ -128,7 +129,12 @@ def test_update(benchmark: Any, method: str, kind: str) -> None:
     ngrams = _ngram.NgramMap(12, 48, method == "ngram-map-k")
     benchmark(update)
     if not benchmark.disabled:
-        per_token = 1e6 * benchmark.stats.stats.min / len(tokens)
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            update()
+            times.append(time.process_time() - start)
+        per_token = 1e6 * min(times) / len(tokens)
         benchmark.extra_info["us_per_token"] = per_token
         assert per_token <= TOKEN_US
 
