@@ -41,9 +41,12 @@ def unavailable() -> dict[str, str]:
 
 def build_info() -> dict[str, Any]:
     """What was built and opened, for ``pyspec info`` and bug reports. Loads the native libraries."""
+    from .._build_info import BUILD_INFO
+
     load()
     ffi, lib = _binding.ffi, _binding.lib
     return {
+        "build": BUILD_INFO,
         "llama_version": ffi.string(lib.llama_version()).decode(),
         "ggml_version": ffi.string(lib.ggml_version()).decode(),
         "ggml_commit": ffi.string(lib.ggml_commit()).decode(),

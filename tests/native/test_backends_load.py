@@ -85,7 +85,7 @@ def test_build_info_and_devices():
 
     info = backends.build_info()
     assert "cpu" in backends.available()
-    assert info["llama_version"]
+    assert info["llama_version"] == info["build"]["llama_version"]
     assert info["ggml_version"]
     assert Path(info["library_dir"]) == PACKAGE.resolve() / "backends" / "lib"
     json.dumps(info)  # a bug report prints it
