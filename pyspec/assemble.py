@@ -16,7 +16,7 @@ from .drafters import choose, registry
 from .drafters.base import Drafter, Plan
 from .drafters.gguf import read_header
 from .engine import Engine
-from .errors import ConfigError
+from .errors import ConfigError, UnsupportedError
 from .runtime import Context, Model
 
 __all__ = ["Assembly", "Options", "assemble", "load_models"]
@@ -72,6 +72,8 @@ class Options:
                 raise ConfigError(
                     f"unknown option {name!r}; known are {', '.join(known)}, and draft_* for the draft's own"
                 )
+        if not isinstance(speculation, (str, list, tuple)):
+            raise ConfigError(f"speculation must be a drafter name or a list of them, got {speculation!r}")
         names = (speculation,) if isinstance(speculation, str) else tuple(speculation)
         if not all(isinstance(n, str) for n in names):
             raise ConfigError(f"speculation must be a drafter name or a sequence of them, got {speculation!r}")
@@ -109,6 +111,7 @@ def load_models(
             raise ConfigError(f"{what} must be a path or a pyspec.Model, got {type(given).__name__}")
     owned = ExitStack()
     with ExitStack() as stack:
+        _check_target(model.path if isinstance(model, Model) else model)
         if not isinstance(model, Model):
             params = options.target_model
             wants_mtp = "draft-mtp" in options.speculation or (options.speculation == ("auto",) and draft is None)
@@ -122,6 +125,14 @@ def load_models(
             draft = stack.enter_context(Model(draft, params, progress))
         owned = stack.pop_all()
     return model, draft, owned
+
+
+def _check_target(path: str | os.PathLike[str]) -> None:
+    """A draft is no target: some kinds would load, and write nonsense."""
+    kind = choose.kind_of_file(path)
+    if kind != "draft-simple":
+        name = Path(path).name
+        raise UnsupportedError(f"{name!r} is a {kind} draft, no model of its own: give it as the draft of its target")
 
 
 @dataclass(slots=True)

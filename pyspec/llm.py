@@ -261,6 +261,8 @@ class LLM:
         """
         sampling = _sampling(params, overrides)
         single = isinstance(prompt, str) or _is_token_list(prompt)
+        if not single and not isinstance(prompt, (list, tuple)):
+            raise ConfigError(f"a prompt is a str, token ids, or a list of these; got {type(prompt).__name__}")
         prompts: list[Any] = [prompt] if single else list(prompt)
         encoded = [self._encode(p, sampling) for p in prompts]
         if isinstance(prediction, (list, tuple)) and not single and not _is_token_list(prediction):
@@ -360,7 +362,7 @@ class LLM:
     def _encode(self, prompt: Any, sampling: SamplingParams) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt, sampling.add_special, sampling.parse_special)
-        if _is_token_list(prompt) or (not isinstance(prompt, (str, bytes)) and _is_empty(prompt)):
+        if _is_token_list(prompt) or (isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt)):
             return [int(t) for t in prompt]
         raise ConfigError(f"a prompt is a str or a sequence of token ids, got {type(prompt).__name__}")
 
@@ -483,13 +485,6 @@ def _sampling(params: SamplingParams | None, overrides: Mapping[str, Any]) -> Sa
     base = params or SamplingParams()
     sampling: SamplingParams = base.override(**overrides) if overrides else base
     return sampling
-
-
-def _is_empty(prompt: Any) -> bool:
-    try:
-        return len(prompt) == 0
-    except TypeError:
-        return False
 
 
 def _is_token_list(prompt: Any) -> bool:

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +79,11 @@ class Vocab:
         Raises:
             ConfigError: a token id is out of range.
         """
+        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
+            raise ConfigError(f"tokens must be token ids, got {type(tokens).__name__}")
         ids = list(tokens)
+        for token in ids:
+            self.check(token)
         data = b"".join(self.token_bytes(t, not skip_special) for t in ids)
         if self._space_prefix and data.startswith(b" "):
             first = next((t for t in ids if self.token_bytes(t, not skip_special)), -1)
@@ -107,5 +113,7 @@ class Vocab:
 
     def check(self, token: int) -> None:
         """Raise ConfigError if ``token`` is not an id of this vocabulary."""
+        if not isinstance(token, (int, np.integer)) or isinstance(token, bool):
+            raise ConfigError(f"a token id must be an integer, got {token!r}")
         if not 0 <= token < self.n_tokens:
             raise ConfigError(f"token id {token} is out of range: the vocabulary has {self.n_tokens} tokens")
