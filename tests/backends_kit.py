@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,3 +68,26 @@ def caught(call: Any) -> str:
         state = getattr(exc, "state", None)
         return type(exc).__name__ + (f":{state}" if state else "")
     return "none"
+
+
+#: What a guarded case has at hand: ``M(name, **options)`` loads a tiny model, ``show(call)`` prints what it raises.
+HEAD = """
+import sys
+import numpy as np
+from backends_kit import load, context, decode, zeros, rows, greedy, caught
+from pyspec.backends import _binding, ModelHandle, ContextHandle, ThreadPool
+from pyspec.config import ContextParams
+paths = dict(p.split("=", 1) for p in sys.argv[1:])
+M = lambda name, **o: load(paths[name], **o)
+def show(call): print(caught(call))
+"""
+
+
+def guard_runner(tiny: Any, run_child: Any) -> Callable[..., list[str]]:
+    """Runner of cases that may end a process: code and names of tiny models in, printed lines out."""
+
+    def run(code: str, *names: str, **options: Any) -> list[str]:
+        args = [f"{name}={tiny(name)}" for name in names]
+        return run_child(HEAD + textwrap.dedent(code), *args, **options).splitlines()
+
+    return run
