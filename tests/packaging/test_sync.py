@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,8 @@ def test_pin_file_reads_as_toml_does(sync: ModuleType) -> None:
 def test_pin_file_is_complete(sync: ModuleType) -> None:
     pin = sync.read_pin()
     assert all(len(value) == 64 and set(value) <= set("0123456789abcdef") for value in (pin.sha256, pin.tree_sha256))
-    assert pin.archive_name == "llama_cpp_python-0.3.36.tar.gz"
+    assert re.fullmatch(r"[a-z0-9_]+-[0-9.]+\.tar\.gz", pin.archive_name)
+    assert re.fullmatch(r"[0-9a-f]{7,40}", pin.llama_commit)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,8 @@ def test_no_pip_is_named(sync: ModuleType, tmp_path: Path) -> None:
     env = os.environ | {"PYSPEC_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ""}
     run = subprocess.run([python, script_dir / "sync.py"], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert run.stderr.startswith("error: could not fetch llama-cpp-python==0.3.36: ")
+    pin = sync.read_pin()
+    assert run.stderr.startswith(f"error: could not fetch {pin.package}=={pin.version}: ")
     assert "has no pip" in run.stderr
     assert "Traceback" not in run.stderr
 
