@@ -14,7 +14,7 @@ from .._version import __version__
 from ..config import SamplingParams
 from ..errors import ConfigError
 from . import generate as _generate
-from . import inspection, report, terminal
+from . import inspection, lookup, report, terminal
 
 __all__ = ["app", "run"]
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(lookup.app)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
