@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 from .config import SamplingParams, SpeculationParams
 from .drafters.base import Drafter
@@ -20,11 +20,15 @@ from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError
 from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
 from .sampling import SyntheticVerifier, Verifier, synthetic_rates
 from .stats import SpecStats
-from .types import DraftRequest, FinishReason
+from .types import DraftRequest, F32Array, FinishReason
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Observer"]
 
 log = logging.getLogger("pyspec")
+
+#: Called after each verification with (sequence, logits, row, n_draft, emitted): row ``row + i`` of ``logits`` decided
+#: ``emitted[i]``. Logits are borrowed for the call. What follows the end of the sequence is emitted, not committed.
+Observer: TypeAlias = Callable[[Sequence, F32Array, int, int, list[int]], None]
 
 
 class Engine:
@@ -40,6 +44,7 @@ class Engine:
 
     Attributes:
         stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
+        observer: sees every verification, for measurements; None: nobody.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Engine:
         self.n_ctx = min(n_ctx or target.n_ctx_seq, target.n_ctx_seq)
         self.stats = SpecStats(drafters=[d.stats for d in drafters])
         self.closed = False
+        self.observer: Observer | None = None
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
         self._verify: Verifier | SyntheticVerifier = Verifier(target.n_vocab, target.n_batch)
@@ -233,6 +239,9 @@ class Engine:
         verdicts = [
             self._verify(logits, rows[s.id][0], drafts[s.id], s.params, s.seed, len(s.tokens)) for s in seqs
         ]
+        if self.observer is not None:
+            for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
+                self.observer(seq, logits, rows[seq.id][0], len(drafts[seq.id]), emitted)
         t4 = perf_counter_ns()
         behind: list[tuple[Sequence, int]] = []
         for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):

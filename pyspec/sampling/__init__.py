@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .logprobs import Logprobs
 from .synthetic import SyntheticVerifier, synthetic_rates
 from .verify import Verifier
 
-__all__ = ["SyntheticVerifier", "Verifier", "synthetic_rates"]
+__all__ = ["Logprobs", "SyntheticVerifier", "Verifier", "synthetic_rates"]
