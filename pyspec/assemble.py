@@ -6,14 +6,15 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import backends
 from .config import ContextParams, ModelParams, SpeculationParams, usable_n_threads
-from .drafters import choose, registry
+from .drafters import choose, custom, registry
 from .drafters.base import Drafter, Plan
+from .drafters.custom import Maker
 from .drafters.gguf import read_header
 from .engine import Engine
 from .errors import ConfigError, UnsupportedError
@@ -30,6 +31,7 @@ N_CTX_DEFAULT_MAX = 4096
 N_RS_SEQ_MAX = 16
 
 Progress = Callable[[float], "bool | None"]
+Speculation: TypeAlias = "str | Maker | Sequence[str | Maker]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,17 @@ class Options:
     params: SpeculationParams
     #: Requests may bring a prediction: the drafter for it comes first.
     prediction: bool = False
+    #: Drafters that were given as classes or instances, by name.
+    custom: Mapping[str, Maker] = field(default_factory=dict)
 
     @classmethod
-    def sort(cls, speculation: str | Sequence[str], n_ctx: int, options: Mapping[str, Any]) -> Options:
+    def sort(cls, speculation: Speculation, n_ctx: int, options: Mapping[str, Any]) -> Options:
         """Distribute keyword options over the option classes; ``draft_*`` goes to the draft.
 
         Raises:
             ConfigError: an option that nobody knows, or a bad value.
         """
+        speculation, makers = custom.resolve(speculation)
         model_names, context_names, spec_names = ModelParams.names(), ContextParams.names(), SpeculationParams.names()
         groups: dict[str, dict[str, Any]] = {"model": {}, "context": {}, "spec": {}, "draft_model": {}, "draft_ctx": {}}
         for name, value in options.items():
@@ -82,7 +87,7 @@ class Options:
         if len(names) > 1 and {"auto", "off"} & set(names):
             raise ConfigError("speculation 'auto' and 'off' stand alone")
         for name in names:
-            if name not in ("auto", "off"):
+            if name not in ("auto", "off", *makers):
                 registry.get(name)
         target_model = ModelParams(**groups["model"])
         # a draft lives where the target does unless told otherwise
@@ -96,6 +101,7 @@ class Options:
             context=ContextParams(**groups["context"]),
             draft_context=groups["draft_ctx"],
             params=SpeculationParams(**groups["spec"]),
+            custom=makers,
         )
 
 
@@ -182,14 +188,16 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     names = _names(options, target, draft)
     if options.prediction and "prediction" not in names:
         names = ("prediction", *names)
-    classes = [registry.get(name) for name in names]
-    plans = [cls.plan(target, draft, options.params, n_seq) for cls in classes]
+    makers = [options.custom.get(name) or registry.get(name) for name in names]
+    plans = [custom.plan(maker, target, draft, options.params, n_seq) for maker in makers]
     if draft is not None and not any(p.draft_context is not None for p in plans):
         raise ConfigError(
             f"a draft model was given but {', '.join(names)} does not use one: leave it out, or name one that does"
         )
     n_ctx = options.n_ctx or min(target.n_ctx_train or N_CTX_DEFAULT_MAX, N_CTX_DEFAULT_MAX)
     n_draft = max((p.n_max for p in plans), default=0)
+    if options.params.exact:
+        n_draft = options.params.n_max
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
     n_threads = usable_n_threads(params.n_threads)
     n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
@@ -198,13 +206,13 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
         context = stack.enter_context(Context(target, params))
         drafts: list[Context] = []
         drafters: list[Drafter] = []
-        for cls, plan in zip(classes, plans, strict=True):
+        for maker, plan in zip(makers, plans, strict=True):
             draft_ctx: Context | None = None
             if plan.draft_context is not None:
                 draft_ctx = stack.enter_context(_draft_context(draft or target, context, params, plan, options, n_seq))
                 drafts.append(draft_ctx)
             context.require(plan.requirements)
-            drafters.append(cls(context, draft_ctx, options.params, n_seq))
+            drafters.append(custom.make(maker, plan, context, draft_ctx, options.params, n_seq))
         pool = None
         if max(n_threads, n_threads_batch) > 1:
             pool = backends.ThreadPool(max(n_threads, n_threads_batch))
@@ -219,8 +227,10 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
 def _target_params(
     target: Model, options: Options, plans: Sequence[Plan], n_seq: int, n_ctx: int, n_draft: int
 ) -> ContextParams:
-    base = options.context
+    base, exact = options.context, options.params.exact
     n_batch = max(base.n_batch, n_seq)
+    if exact:
+        n_ctx += n_draft  # rows of padding at the end of the text
     n_rs_seq = max((p.requirements.n_rs_seq for p in plans), default=0)
     if (target.is_recurrent or target.is_hybrid) and 0 < n_draft <= N_RS_SEQ_MAX:
         n_rs_seq = max(n_rs_seq, n_draft)
@@ -229,7 +239,7 @@ def _target_params(
         "n_ctx": n_ctx if base.kv_unified else n_ctx * n_seq,
         "n_batch": n_batch,
         "n_seq_max": n_seq,
-        "n_rs_seq": n_rs_seq if plans else base.n_rs_seq,
+        "n_rs_seq": n_rs_seq if plans or exact else base.n_rs_seq,
     }
     if not base.n_outputs_max:
         # the compute buffer holds a row of logits for every output: no more than a verification needs

@@ -324,6 +324,9 @@ class SpeculationParams(_Options):
             a full draft gives ``synth_len`` tokens on average, or by the rate for each position that it is reached.
         prediction_n_max: most tokens proposed a step from a request's prediction.
         backend_sampling: sample the draft on the device where it can.
+        exact: every pass of the target evaluates one sequence with ``n_max + 1`` rows, padded where the draft is
+            shorter, so that the text is the same bit by bit whatever is drafted; see docs/exactness.md. Also with
+            ``speculation="off"``, which is its reference.
     """
 
     n_max: int = 3
@@ -348,6 +351,7 @@ class SpeculationParams(_Options):
     synth_len: float | None = None
     synth_rates: tuple[float, ...] = ()
     backend_sampling: bool = True
+    exact: bool = False
 
     def __post_init__(self) -> None:
         _check_int("n_max", self.n_max, 1, 1024)

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 from .config import SamplingParams, SpeculationParams
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
-from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError
+from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, UnsupportedError
 from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
 from .sampling import SyntheticVerifier, Verifier, synthetic_rates
 from .stats import SpecStats
-from .types import DraftRequest, F32Array, FinishReason
+from .types import DraftRequest, F32Array, FinishReason, RollbackKind
 
 __all__ = ["Engine", "Observer"]
 
@@ -40,7 +40,7 @@ class Engine:
         eog_tokens: tokens that end a generation.
         n_ctx: most positions of a sequence; 0: what the target has.
         draft_evaluators: the drafters' own, so that a request to abort can be withdrawn from all.
-        speculation: asks for synthetic acceptance, or not; the drafters have the other options.
+        speculation: asks for synthetic acceptance or exact passes, or not; the drafters have the other options.
 
     Attributes:
         stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
@@ -71,6 +71,12 @@ class Engine:
         self._n_chunk = min(target.n_ubatch, target.n_batch)
         self._n_rows_max = min(target.n_batch, target.n_outputs_max, target.memory.n_rows_max)
         self._n_draft_max = min(self.chain.n_max, target.memory.n_draft_max)
+        # rows of every verification in exact mode; 0: as many as there are
+        self._n_rows = speculation.n_max + 1 if speculation is not None and speculation.exact else 0
+        if self._n_rows:
+            self._check_exact()
+            self.n_ctx = min(self.n_ctx, target.n_ctx_seq - self._n_rows + 1)
+            self._n_draft_max = min(self._n_draft_max, self._n_rows - 1)
         rates = synthetic_rates(speculation or SpeculationParams(), self.n_draft_max)
         if rates:
             self._verify = SyntheticVerifier(self._verify, rates, self.eog_tokens)
@@ -80,6 +86,18 @@ class Engine:
                 1 + sum(rates),
                 ", ".join(f"{r:.3g}" for r in rates),
             )
+
+    def _check_exact(self) -> None:
+        memory, n_rows = self.target.memory, self._n_rows
+        if memory.kind not in (RollbackKind.PARTIAL, RollbackKind.BOUNDED):
+            raise UnsupportedError(
+                "exact=True is not possible with this target: its memory goes back only by evaluating tokens again, "
+                "in passes of another shape"
+            )
+        limit = min(memory.n_draft_max, memory.n_rows_max - 1, self.target.n_batch - 1, self.target.n_outputs_max - 1)
+        if n_rows - 1 > limit or n_rows > self.target.n_ubatch:
+            limit = min(limit, self.target.n_ubatch - 1)
+            raise ConfigError(f"exact=True with n_max={n_rows - 1}: this target's contexts allow n_max <= {limit}")
 
     # -- requests --
 
@@ -177,8 +195,10 @@ class Engine:
             if filling is not None:
                 self._prefill(filling)
             ready = [s for s in active if not s.prompt_pending]
-            if ready:
-                self._decode_step(ready)
+            # in exact mode who else is running must not show in the shape of a pass
+            for group in ([[s] for s in ready] if self._n_rows else [ready]):
+                if group:
+                    self._decode_step(group)
         except BaseException as e:
             # half-done caches are never used: whatever was interrupted starts over from its tokens
             self._restart_all()
@@ -229,7 +249,8 @@ class Engine:
             draft = drafts.setdefault(seq.id, [])
             if draft:
                 target.memory.checkpoint(seq.id, seq.n_past)
-            batch.extend([seq.tokens[-1], *draft], seq.n_past, seq.id, ALL)
+            padding = [seq.tokens[-1]] * (self._n_rows - 1 - len(draft))
+            batch.extend([seq.tokens[-1], *draft, *padding], seq.n_past, seq.id, ALL)
         target.decode(batch)
         logits = target.logits()
         t2 = perf_counter_ns()
@@ -246,7 +267,7 @@ class Engine:
         behind: list[tuple[Sequence, int]] = []
         for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):
             n_draft, winner = len(drafts[seq.id]), winners.get(seq.id)
-            n_keep, n_now = seq.n_past + 1 + n_acc, seq.n_past + 1 + n_draft
+            n_keep, n_now = seq.n_past + 1 + n_acc, seq.n_past + max(1 + n_draft, self._n_rows)
             n_used = self._commit(seq, n_acc, emitted)
             n_acc = min(n_acc, n_used)
             if winner is not None:

@@ -93,6 +93,9 @@ def generate(
     p_min: Annotated[
         float | None, typer.Option("--p-min", metavar="P", help="Stop a draft at a token less likely.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Passes of one shape: the same text bit by bit whatever is drafted.")
+    ] = False,
     n_ctx: Annotated[int, typer.Option("-c", "--n-ctx", help="Context length; 0: the model's, at most 4096.")] = 0,
     n_threads: Annotated[
         int | None, typer.Option("-t", "--threads", help="CPU threads; default: all CPUs it may use.")
@@ -137,6 +140,7 @@ def generate(
         "n_max": n_max,
         "n_min": n_min,
         "p_min": p_min,
+        "exact": exact or None,
         "n_gpu_layers": n_gpu_layers,
         "devices": device,
         "cache_type_k": cache_type_k,
