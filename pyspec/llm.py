@@ -94,7 +94,7 @@ class LLM:
         draft: the draft: a path, a loaded Model, or the name of a method that needs none. Its method is read from the
             file unless ``speculation`` names one. A draft that cannot be used is an error.
         speculation: "auto": by the draft, else by what the target itself offers. "off": none. Or a method's name, or
-            several in order of priority.
+            several in order of priority. A method of your own: its class, or an instance (docs/drafters.md).
         n_ctx: tokens of one sequence, prompt and output; 0: the model's training length, 4096 at most.
         n_seq_max: sequences that share a pass. None: as many as the longest list given to :meth:`generate` so far,
             up to 8; contexts are made anew when that grows.
@@ -115,7 +115,7 @@ class LLM:
         model: str | os.PathLike[str] | Model,
         draft: str | os.PathLike[str] | Model | None = None,
         *,
-        speculation: str | Seq[str] = "auto",
+        speculation: _assemble.Speculation = "auto",
         n_ctx: int = 0,
         n_seq_max: int | None = None,
         progress: Callable[[float], bool | None] | None = None,

@@ -82,15 +82,23 @@ class Drafter(ABC):
                 "make both equal"
             )
 
+    def attach(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
+        """Bind a drafter that was made without a target, as in ``LLM(speculation=[MyDrafter(documents)])``.
+
+        Called in place of the constructor above, so a subclass with a constructor of its own need not call it. May be
+        called again after :meth:`close`, when the contexts are made anew. Args as of the class.
+        """
+        Drafter.__init__(self, target, draft, params, n_seq)
+
     @classmethod
-    @abstractmethod
     def plan(cls, target: Model, draft: Model | None, params: SpeculationParams, n_seq: int) -> Plan:
-        """Check the pair and say what the contexts must be.
+        """Check the pair and say what the contexts must be. Without one of your own: no draft context, any target.
 
         Raises:
             UnsupportedError: the method cannot work with this target or draft; the message has the reason.
             ConfigError, VocabMismatchError: target, draft and options do not fit; the message has both values.
         """
+        return Plan(n_max=params.n_max)
 
     def begin(self, seq: int, tokens: list[int]) -> None:  # noqa: B027
         """A new generation starts; ``tokens`` is the prompt, not evaluated yet. Borrowed."""

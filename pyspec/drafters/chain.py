@@ -36,7 +36,8 @@ class DrafterChain:
         self.drafters = tuple(drafters)
         self.n_max = max((d.n_max for d in self.drafters), default=0)
         self._n_vocab = n_vocab
-        self._failed: dict[int, set[Drafter]] = {}
+        # by identity: a drafter of the user's may not be hashable
+        self._failed: dict[int, set[int]] = {}
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """A sequence starts, or starts over."""
@@ -108,7 +109,7 @@ class DrafterChain:
                 self._fail(drafter, [], e)
 
     def _is_off(self, drafter: Drafter, seq: int) -> bool:
-        return drafter in self._failed.get(seq, ())
+        return id(drafter) in self._failed.get(seq, ())
 
     def _fail(self, drafter: Drafter, seqs: list[int], e: Exception) -> None:
         if isinstance(e, DecodeAborted):
@@ -116,4 +117,4 @@ class DrafterChain:
         drafter.stats.n_failed += 1
         log.warning("%s failed and is off for sequence(s) %s: %s", drafter.name, seqs, e, exc_info=e)
         for seq in seqs:
-            self._failed.setdefault(seq, set()).add(drafter)
+            self._failed.setdefault(seq, set()).add(id(drafter))
