@@ -58,6 +58,19 @@ class MapCalls:
         return self.ngrams.draft(self.text, 48)
 
 
+class IndexCalls(MapCalls):
+    """``ngram-simple``, in the same way."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__(tokens, True)
+        self.index = _ngram.NgramIndex(12)
+        self.index.find(self.text)
+
+    def draft(self) -> list[int]:
+        start = self.index.find(self.text)
+        return self.text[start + 12 : start + 60] if start >= 0 else []
+
+
 class PoolCalls:
     """``ngram-mod``, in the same way."""
 
@@ -74,6 +87,8 @@ class PoolCalls:
 
 
 def make(method: str, tokens: list[int]) -> Any:
+    if method == "ngram-simple":
+        return IndexCalls(tokens)
     return PoolCalls(tokens) if method == "ngram-mod" else MapCalls(tokens, method == "ngram-map-k")
 
 
@@ -91,7 +106,7 @@ def steps(calls: Any) -> tuple[list[float], int]:
 
 @pytest.mark.benchmark(group="draft")
 @pytest.mark.parametrize("kind", ["phrases", "noise"])
-@pytest.mark.parametrize("method", ["ngram-map-k", "ngram-map-k4v", "ngram-mod"])
+@pytest.mark.parametrize("method", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"])
 def test_draft_is_flat(benchmark: Any, method: str, kind: str) -> None:
     """The time of a draft with what became new since the last one, at four lengths of the text."""
     medians = {}
@@ -110,7 +125,7 @@ def test_draft_is_flat(benchmark: Any, method: str, kind: str) -> None:
 
 @pytest.mark.benchmark(group="index")
 @pytest.mark.parametrize("kind", ["phrases", "noise"])
-@pytest.mark.parametrize("method", ["ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"])
+@pytest.mark.parametrize("method", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"])
 def test_update(benchmark: Any, method: str, kind: str) -> None:
     """A prompt of 128k tokens goes into the index, in the first draft after it began or as it begins."""
     tokens = history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind)
@@ -121,11 +136,14 @@ def test_update(benchmark: Any, method: str, kind: str) -> None:
             _lookup.LookupCache().update(array, 0, len(array))
         elif method == "ngram-mod":
             pool.begin(0, tokens)
+        elif method == "ngram-simple":
+            index.clear()
+            index.find(tokens)
         else:
             ngrams.begin(tokens)
             ngrams.draft(tokens, 48)
 
-    pool = _ngram.NgramPool(24, 64, 48, 1)
+    index, pool = _ngram.NgramIndex(12), _ngram.NgramPool(24, 64, 48, 1)
     ngrams = _ngram.NgramMap(12, 48, method == "ngram-map-k")
     benchmark(update)
     if not benchmark.disabled:
@@ -164,10 +182,10 @@ def test_draft_of_ngram_cache_is_flat(benchmark: Any) -> None:
 @pytest.mark.benchmark(group="search")
 @pytest.mark.parametrize("n", SIZES)
 def test_against_a_search(compare: Compare, n: int) -> None:
-    """A look-up in the index against the search through the text that ``ngram-simple`` makes, nothing to be found."""
+    """A look-up in the index against a search through the text, for the same n-gram; nothing to be found."""
     tokens = history(n, "noise")
     array = np.array(tokens, np.int32)
-    ngrams = _ngram.NgramMap(12, 48, True)
-    ngrams.begin(tokens)
-    ratio = compare(lambda: ngrams.draft(tokens, 48), lambda: _core.ngram_find_last(array, n, 12), "search")
-    assert ratio is None or n < SIZES[-1] or ratio > 5
+    index = _ngram.NgramIndex(12)
+    assert index.find(tokens) == _core.ngram_find_last(array, n, 12) == -1
+    ratio = compare(lambda: index.find(tokens), lambda: _core.ngram_find_last(array, n, 12), "search")
+    assert ratio is None or n < SIZES[-1] or ratio > 50

@@ -3,6 +3,15 @@
 from typing import final
 
 @final
+class NgramIndex:
+    size_n: int
+    def __init__(self, size_n: int) -> None: ...
+    @property
+    def n_bytes(self) -> int: ...
+    def clear(self) -> None: ...
+    def find(self, tokens: list[int], n_times: int = 1) -> int: ...
+
+@final
 class NgramMap:
     size_n: int
     size_m: int

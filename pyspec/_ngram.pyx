@@ -1,7 +1,7 @@
 """Look-ups of n-grams in token histories that only grow; what a drafter calls once a step.
 
-``NgramMap`` is one sequence's index for ``ngram-map-k`` and ``ngram-map-k4v``, ``NgramPool`` the pool that the sequences
-of ``ngram-mod`` share. Sizes, limits and rules are llama.cpp's (``common/ngram-map``, ``common/ngram-mod``), so drafts
+``NgramIndex`` is one sequence's index for ``ngram-simple``, ``NgramMap`` for ``ngram-map-k`` and ``ngram-map-k4v``;
+``NgramPool`` is the pool that the sequences of ``ngram-mod`` share. Sizes, limits and rules are llama.cpp's (``common/ngram-map``, ``common/ngram-mod``), so drafts
 are the same; only the time is not: a call costs what is new since the last one, however long the history is.
 
 A history is given as a list of all tokens, of which the last has not been evaluated; it is converted once.
@@ -79,6 +79,160 @@ cdef inline uint32_t _mixed(uint32_t h) noexcept nogil:
     return h ^ (h >> 16)
 
 
+cdef struct Place:
+    uint32_t hash
+    uint32_t start         # of the latest occurrence, + 1; 0: free
+
+
+cdef class _Chained(History):
+    """Links every position to the one before it that has the same n-gram."""
+
+    cdef readonly Py_ssize_t size_n
+    cdef uint32_t power         # of the hash's factor, for the token that leaves
+    cdef Place *places
+    cdef uint32_t *previous     # start + 1, 0: none
+    cdef Py_ssize_t n_places, place_capacity, n_chained, previous_capacity
+
+    def __dealloc__(self):
+        free(self.places)
+        free(self.previous)
+
+    cdef int set_size(self, Py_ssize_t size_n) except -1:
+        cdef Py_ssize_t i
+        if not 1 <= size_n <= MAX_SIZE:
+            raise ValueError(f"size_n must be in [1, {MAX_SIZE}], got {size_n}")
+        self.size_n = size_n
+        self.power = 1
+        for i in range(size_n - 1):
+            self.power *= MAP_FACTOR
+        return 0
+
+    cdef void forget(self) noexcept nogil:
+        self.n = self.n_places = self.n_chained = 0
+        if self.places is not NULL:
+            memset(self.places, 0, self.place_capacity * sizeof(Place))
+
+    cdef Py_ssize_t chain_bytes(self) noexcept nogil:
+        return (
+            self.capacity * sizeof(int32_t) + self.place_capacity * sizeof(Place)
+            + self.previous_capacity * sizeof(uint32_t)
+        )
+
+    cdef int grow(self, list tokens) except -1:
+        """Follow a history that may not become shorter."""
+        if len(tokens) < self.n:
+            raise ValueError(f"the history has {len(tokens)} tokens and had {self.n}")
+        return self.follow(tokens)
+
+    cdef int chain(self, Py_ssize_t end) except -1:
+        """Link every position below ``end`` to the one before it that has the same n-gram."""
+        cdef Py_ssize_t n = self.size_n, i, place, mask, probes, capacity
+        cdef uint32_t h
+        cdef void *grown
+        if end <= self.n_chained:
+            return 0
+        if end > self.previous_capacity:
+            capacity = max(end, 2 * self.previous_capacity, 1024)
+            grown = realloc(self.previous, capacity * sizeof(uint32_t))
+            if grown is NULL:
+                raise MemoryError()
+            self.previous, self.previous_capacity = <uint32_t *> grown, capacity
+        # room for all that are new, should they be different
+        if 2 * (self.n_places + end - self.n_chained) > self.place_capacity:
+            self.grow_places(self.n_places + end - self.n_chained)
+        mask = self.place_capacity - 1
+        h = _map_hash(self.t + self.n_chained, n)
+        for i in range(self.n_chained, end):
+            self.previous[i] = 0
+            place = _mixed(h) & mask
+            for probes in range(MAX_PROBES):
+                if self.places[place].start == 0:
+                    self.places[place].hash = h
+                    self.places[place].start = <uint32_t> (i + 1)
+                    self.n_places += 1
+                    break
+                if self.places[place].hash == h and _same(self.t + self.places[place].start - 1, self.t + i, n):
+                    self.previous[i] = self.places[place].start
+                    self.places[place].start = <uint32_t> (i + 1)
+                    break
+                place = (place + 1) & mask
+            if i + n < self.n:
+                h = (h - <uint32_t> self.t[i] * self.power) * MAP_FACTOR + <uint32_t> self.t[i + n]
+        self.n_chained = end
+        return 0
+
+    cdef int grow_places(self, Py_ssize_t wanted) except -1:
+        cdef Py_ssize_t capacity = max(1024, self.place_capacity), i, place, mask
+        while capacity < 3 * wanted:
+            capacity *= 2
+        cdef Place *grown = <Place *> calloc(capacity, sizeof(Place))
+        if grown is NULL:
+            raise MemoryError()
+        mask = capacity - 1
+        for i in range(self.place_capacity):
+            if self.places[i].start:
+                place = _mixed(self.places[i].hash) & mask
+                while grown[place].start:
+                    place = (place + 1) & mask
+                grown[place] = self.places[i]
+        free(self.places)
+        self.places, self.place_capacity = grown, capacity
+        return 0
+
+
+@cython.final
+cdef class NgramIndex(_Chained):
+    """Finds the last tokens of a history earlier in it; for ``ngram-simple``.
+
+    Args:
+        size_n: length of the n-gram, 1 to 1024.
+    """
+
+    def __cinit__(self, Py_ssize_t size_n):
+        self.set_size(size_n)
+
+    @property
+    def n_bytes(self):
+        """Memory held, in bytes."""
+        return self.chain_bytes()
+
+    def clear(self):
+        """Forget the history."""
+        self.forget()
+
+    def find(self, list tokens not None, Py_ssize_t n_times=1):
+        """Start of the most recent earlier occurrence of the last ``size_n`` tokens.
+
+        The places are those of ``_core.ngram_find_last``: two tokens follow at least, and start 0 is never found.
+
+        Args:
+            tokens: the whole history, not shorter than in the call before.
+            n_times: so many occurrences must be there, each two tokens before the next at least.
+
+        Returns:
+            The start, or -1.
+
+        Raises:
+            OverflowError, TypeError: a token is no int32. ValueError: the history has become shorter.
+        """
+        cdef Py_ssize_t at, start, first = -1, i
+        self.grow(tokens)
+        at = self.n - self.size_n
+        if at < 0:
+            return -1
+        self.chain(at + 1)
+        for i in range(n_times):
+            start = <Py_ssize_t> self.previous[at] - 1
+            if start >= 0 and start == at - 1:
+                start = <Py_ssize_t> self.previous[start] - 1
+            if start < 1:
+                return -1
+            if first < 0:
+                first = start
+            at = start
+        return first
+
+
 cdef struct Key:
     uint32_t hash
     int32_t n_seen
@@ -89,13 +243,8 @@ cdef struct Key:
     int32_t n_accepted[N_VALUES]  # of its last draft
 
 
-cdef struct Place:
-    uint32_t hash
-    uint32_t start         # of the latest occurrence, + 1; 0: free
-
-
 @cython.final
-cdef class NgramMap(History):
+cdef class NgramMap(_Chained):
     """Where n-grams occurred, what followed them, and how much of it was accepted when it was proposed.
 
     A position enters the index only when ``size_n + size_m`` tokens follow it.
@@ -109,69 +258,53 @@ cdef class NgramMap(History):
         min_hits: how often an n-gram must have been asked for with success, this time included.
     """
 
-    cdef readonly Py_ssize_t size_n
     cdef readonly Py_ssize_t size_m
     cdef readonly bint key_only
     cdef readonly int64_t min_hits
     cdef uint32_t *slots
-    cdef uint32_t power
     cdef Py_ssize_t n_begin, last_indexed
     cdef Key *keys
     cdef uint32_t *key_table
     cdef Py_ssize_t n_keys, key_capacity
-    cdef Place *places
-    cdef uint32_t *previous
     cdef uint32_t *found
-    cdef Py_ssize_t n_places, place_capacity, n_chained, previous_capacity, found_capacity
+    cdef Py_ssize_t found_capacity
     cdef Py_ssize_t last_key
     cdef int last_value
 
     def __cinit__(self, Py_ssize_t size_n, Py_ssize_t size_m, bint key_only, int64_t min_hits=1):
-        if not 1 <= size_n <= MAX_SIZE:
-            raise ValueError(f"size_n must be in [1, {MAX_SIZE}], got {size_n}")
+        self.set_size(size_n)
         if not 1 <= size_m <= MAX_SIZE:
             raise ValueError(f"size_m must be in [1, {MAX_SIZE}], got {size_m}")
         if min_hits < 1:
             raise ValueError(f"min_hits must be >= 1, got {min_hits}")
-        self.size_n, self.size_m, self.key_only, self.min_hits = size_n, size_m, key_only, min_hits
+        self.size_m, self.key_only, self.min_hits = size_m, key_only, min_hits
         self.slots = <uint32_t *> calloc(N_SLOTS, sizeof(uint32_t))
         if self.slots is NULL:
             raise MemoryError()
-        cdef Py_ssize_t i
-        self.power = 1
-        for i in range(size_n - 1):
-            self.power *= MAP_FACTOR
         self.last_key = -1
 
     def __dealloc__(self):
         free(self.slots)
         free(self.keys)
         free(self.key_table)
-        free(self.places)
-        free(self.previous)
         free(self.found)
 
     @property
     def n_bytes(self):
         """Memory held, in bytes."""
         return (
-            N_SLOTS * sizeof(uint32_t) + self.capacity * sizeof(int32_t)
-            + self.key_capacity * (sizeof(Key) + 2 * sizeof(uint32_t))
-            + self.place_capacity * sizeof(Place)
-            + (self.previous_capacity + self.found_capacity) * sizeof(uint32_t)
+            N_SLOTS * sizeof(uint32_t) + self.chain_bytes()
+            + self.key_capacity * (sizeof(Key) + 2 * sizeof(uint32_t)) + self.found_capacity * sizeof(uint32_t)
         )
 
     def begin(self, list tokens not None):
         """Start over with a prompt. Nothing is indexed yet."""
-        self.n = 0
-        self.last_indexed = 0
-        self.n_keys = self.n_places = self.n_chained = 0
+        self.forget()
+        self.last_indexed = self.n_keys = 0
         self.last_key = -1
         memset(self.slots, 0, N_SLOTS * sizeof(uint32_t))
         if self.key_table is not NULL:
             memset(self.key_table, 0, 2 * self.key_capacity * sizeof(uint32_t))
-        if self.places is not NULL:
-            memset(self.places, 0, self.place_capacity * sizeof(Place))
         self.n_begin = 0
         self.follow(tokens)
         self.n_begin = self.n
@@ -192,9 +325,7 @@ cdef class NgramMap(History):
         cdef Py_ssize_t n = self.size_n, m = self.size_m, i
         cdef Py_ssize_t n_past, start = 0, found
         self.last_key = -1
-        if len(tokens) < self.n:
-            raise ValueError(f"the history has {len(tokens)} tokens and had {self.n}")
-        self.follow(tokens)
+        self.grow(tokens)
         n_past = self.n - 1
         if n_past < 2 * n + m:
             return []
@@ -300,60 +431,6 @@ cdef class NgramMap(History):
         while self.key_table[i]:
             i = (i + 1) & mask
         return i
-
-    cdef int chain(self, Py_ssize_t end) except -1:
-        """Link every position below ``end`` to the one before it that has the same n-gram."""
-        cdef Py_ssize_t n = self.size_n, i, place, mask, probes, capacity
-        cdef uint32_t h
-        cdef void *grown
-        if end <= self.n_chained:
-            return 0
-        if end > self.previous_capacity:
-            capacity = max(end, 2 * self.previous_capacity, 1024)
-            grown = realloc(self.previous, capacity * sizeof(uint32_t))
-            if grown is NULL:
-                raise MemoryError()
-            self.previous, self.previous_capacity = <uint32_t *> grown, capacity
-        # room for all that are new, should they be different
-        if 2 * (self.n_places + end - self.n_chained) > self.place_capacity:
-            self.grow_places(self.n_places + end - self.n_chained)
-        mask = self.place_capacity - 1
-        h = _map_hash(self.t + self.n_chained, n)
-        for i in range(self.n_chained, end):
-            self.previous[i] = 0
-            place = _mixed(h) & mask
-            for probes in range(MAX_PROBES):
-                if self.places[place].start == 0:
-                    self.places[place].hash = h
-                    self.places[place].start = <uint32_t> (i + 1)
-                    self.n_places += 1
-                    break
-                if self.places[place].hash == h and _same(self.t + self.places[place].start - 1, self.t + i, n):
-                    self.previous[i] = self.places[place].start
-                    self.places[place].start = <uint32_t> (i + 1)
-                    break
-                place = (place + 1) & mask
-            h = (h - <uint32_t> self.t[i] * self.power) * MAP_FACTOR + <uint32_t> self.t[i + n]
-        self.n_chained = end
-        return 0
-
-    cdef int grow_places(self, Py_ssize_t wanted) except -1:
-        cdef Py_ssize_t capacity = max(1024, self.place_capacity), i, place, mask
-        while capacity < 3 * wanted:
-            capacity *= 2
-        cdef Place *grown = <Place *> calloc(capacity, sizeof(Place))
-        if grown is NULL:
-            raise MemoryError()
-        mask = capacity - 1
-        for i in range(self.place_capacity):
-            if self.places[i].start:
-                place = _mixed(self.places[i].hash) & mask
-                while grown[place].start:
-                    place = (place + 1) & mask
-                grown[place] = self.places[i]
-        free(self.places)
-        self.places, self.place_capacity = grown, capacity
-        return 0
 
     cdef int count(self, Key *k, Py_ssize_t start) except -1:
         """Count what followed the n-gram at its occurrences from the last one counted up to ``start``.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LookupCache", "NgramMap", "NgramPool", "draft"]
+__all__ = ["LookupCache", "NgramIndex", "NgramMap", "NgramPool", "draft"]
 
 _I32 = npt.NDArray[np.int32]
 
@@ -24,6 +24,31 @@ _MAX_SIZE = 1024
 def _limit(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+
+
+class NgramIndex:
+    """See ``_ngram.NgramIndex``."""
+
+    def __init__(self, size_n: int) -> None:
+        _limit("size_n", size_n, 1, _MAX_SIZE)
+        self.size_n = size_n
+        self._n = 0
+
+    def clear(self) -> None:
+        self._n = 0
+
+    def find(self, tokens: list[int], n_times: int = 1) -> int:
+        if len(tokens) < self._n:
+            raise ValueError(f"the history has {len(tokens)} tokens and had {self._n}")
+        self._n = len(tokens)
+        n = self.size_n
+        first, at = -1, len(tokens) - n
+        for _ in range(n_times):
+            at = next((j for j in range(at - 2, 0, -1) if tokens[j : j + n] == tokens[-n:]), -1)
+            if at < 0:
+                return -1
+            first = at if first < 0 else first
+        return first
 
 
 class _Key:

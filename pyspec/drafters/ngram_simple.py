@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from .. import _core
+from .._ngram import NgramIndex
 from ..config import SpeculationParams
 from ..types import DraftRequest, I32Array, Requirements
 from .base import Drafter, Plan
@@ -67,7 +67,7 @@ class NgramSimple(Drafter):
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)
         self.n_max = params.size_m
-        self._history: dict[int, History] = {}
+        self._indexes: dict[int, NgramIndex] = {}
         log.info(
             "speculation: adding %s: size_n=%d, size_m=%d, min_hits=%d",
             self.name, params.size_n, params.size_m, params.min_hits,
@@ -80,37 +80,30 @@ class NgramSimple(Drafter):
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """See :meth:`Drafter.begin`."""
-        self._history[seq] = History(max(1024, 2 * len(tokens)))
+        self._index(seq).clear()
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
+        size_n, size_m, min_hits = self.params.size_n, self.params.size_m, min(self.params.min_hits, 2**31)
         for request in requests:
-            history = self._history.get(request.seq)
-            if history is None:
-                history = self._history[request.seq] = History()
-            text = history.follow(request.tokens)
-            begin, end = self._find(text)
-            end = min(end, begin + self.limit(request))
-            request.draft.extend(text[begin:end].tolist())
-
-    def _find(self, text: I32Array) -> tuple[int, int]:
-        """Where in ``text`` (int32 [n], the last one not evaluated yet) the proposal is; (0, 0): none."""
-        size_n, size_m = self.params.size_n, self.params.size_m
-        n_past = len(text) - 1
-        if n_past <= size_n + size_m + 1:
-            return 0, 0
-        first = found = _core.ngram_find_last(text, len(text), size_n)
-        for _ in range(self.params.min_hits - 1):
+            tokens = request.tokens
+            n_past = len(tokens) - 1
+            if n_past <= size_n + size_m + 1:
+                continue
+            found = self._index(request.seq).find(tokens, min_hits)
             if found < 0:
-                break
-            # an occurrence ends with the same n tokens, so searching the text up to its end finds the one before
-            found = _core.ngram_find_last(text, found + size_n, size_n)
-        if found < 0:
-            return 0, 0
-        begin = first + size_n
-        n_copy = min(size_m, n_past - begin)
-        return (begin, begin + n_copy) if n_copy >= size_n else (0, 0)
+                continue
+            begin = found + size_n
+            n_copy = min(size_m, n_past - begin)
+            if n_copy >= size_n:
+                request.draft.extend(tokens[begin : begin + min(n_copy, self.limit(request))])
+
+    def _index(self, seq: int) -> NgramIndex:
+        found = self._indexes.get(seq)
+        if found is None:
+            found = self._indexes[seq] = NgramIndex(self.params.size_n)
+        return found
 
     def end(self, seq: int) -> None:
         """See :meth:`Drafter.end`."""
-        self._history.pop(seq, None)
+        self._indexes.pop(seq, None)

@@ -7,11 +7,12 @@ import time
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspec import _ngram, _ngram_reference
+from pyspec import _core, _ngram, _ngram_reference
 
 PROFILE = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 BOTH = pytest.mark.parametrize("kernels", [_ngram, _ngram_reference], ids=["compiled", "reference"])
@@ -271,3 +272,51 @@ def test_pool_is_shared() -> None:
     assert pool.draft(1, [500, 20, 21, 22, 23], 8) == [24, 25, 26, 27, 28, 29, 30, 31]
     pool.end(0)
     assert pool.draft(1, [500, 20, 21, 22, 23], 3) == [24, 25, 26]
+
+
+@PROFILE
+@given(
+    size_n=st.integers(1, 5),
+    n_letters=st.integers(1, 4),
+    n_times=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_index(size_n: int, n_letters: int, n_times: int, seed: int) -> None:
+    """The index finds what a search finds: the twin's, and the kernel's that goes through the text."""
+    rng = random.Random(seed)
+    pair = [k.NgramIndex(size_n) for k in (_ngram, _ngram_reference)]
+    tokens: list[int] = []
+    for _ in range(40):
+        ours, slow = (each.find(tokens, n_times) for each in pair)
+        assert ours == slow
+        if n_times == 1 and tokens:
+            assert ours == _core.ngram_find_last(np.array(tokens, np.int32), len(tokens), size_n)
+        tokens += [rng.randrange(n_letters) for _ in range(rng.randint(1, 4))]
+        if rng.random() < 0.03:
+            tokens = tokens[rng.randrange(len(tokens)) :]
+            for each in pair:
+                each.clear()
+
+
+@BOTH
+def test_index_refuses(kernels: ModuleType) -> None:
+    for size_n in (0, -1, 1025):
+        with pytest.raises(ValueError, match="size_n"):
+            kernels.NgramIndex(size_n)
+    index = kernels.NgramIndex(2)
+    index.find([1, 2, 3, 1, 2])
+    with pytest.raises(ValueError, match="4 tokens and had 5"):
+        index.find([1, 2, 3, 1])
+    index.clear()
+    assert index.find([1]) == -1
+    assert index.find([0, 1, 2, 3, 1, 2]) == 1
+
+
+def test_index_of_one_token_a_hundred_thousand_times() -> None:
+    text = [7] * 100_000
+    index = _ngram.NgramIndex(12)
+    start = time.perf_counter()
+    assert index.find(text) == 100_000 - 12 - 2
+    assert index.find(text, 10**9) == -1
+    assert time.perf_counter() - start < 5
+    assert index.n_bytes / len(text) < 64
