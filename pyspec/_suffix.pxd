@@ -14,7 +14,7 @@ cdef enum:
     MAX_CONTEXTS = 16
     MAX_CHILDREN = 64
     MAX_DRAFT = 1024
-    MAX_TOKENS = 1 << 29
+    MAX_TOKENS = 1 << 28
     SEPARATOR = -1
 
 
