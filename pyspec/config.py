@@ -340,11 +340,11 @@ class SpeculationParams(_Options):
     mod_n_min: int = 48
     lookup_cache_static: str | os.PathLike[str] | None = None
     lookup_cache_dynamic: str | os.PathLike[str] | None = None
-    suffix_n_max: int = 32
+    suffix_n_max: int = 48
     suffix_min_match: int = 2
-    suffix_factor: float = 1.0
+    suffix_factor: float = 1.5
     suffix_offset: float = 0.0
-    suffix_p_min: float = 0.3
+    suffix_p_min: float = 0.5
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
     prediction_n_max: int = 16

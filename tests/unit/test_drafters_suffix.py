@@ -23,7 +23,7 @@ A, B, C, D, E = 60, 61, 62, 63, 64
 
 
 def drafter(n_seq: int = 1, **options: Any) -> Suffix:
-    options = {"suffix_min_match": 1, "suffix_p_min": 0.1} | options
+    options = {"suffix_min_match": 1, "suffix_p_min": 0.1, "suffix_factor": 1.0} | options
     return Suffix(FakeEvaluator(Rule(), n_seq=n_seq), None, SpeculationParams(**options), n_seq)
 
 
@@ -116,7 +116,7 @@ def test_corpus_of_past_outputs() -> None:
     seq = engine.submit(question, SamplingParams(max_tokens=40, ignore_eos=True))
     run_all(engine)
     assert seq.output == rule.generate(question, 40)
-    # 32 a pass at most, and the very last token of an output is not known
+    # 48 a pass at most, and the very last token of an output is not known
     assert seq.stats.n_pass <= 4
     assert seq.stats.n_accepted >= 36 > n_before
     # of the prompt only the end is remembered
