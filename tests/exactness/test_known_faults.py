@@ -6,6 +6,7 @@ Faults of loading, pairing and in-process use are in ``test_known_faults_process
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -143,28 +144,26 @@ def test_b05_text_longer_than_the_draft_context(way: str, tiny: Any, run_child: 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(4, 1), (4, 4), (8, 1), (8, 4), (512, 1), (512, 4)])
-def test_b06_draft_length_against_batch_size(way: str, n_batch: int, n_ubatch: int, tiny: Any, run_child: Any) -> None:
+def test_b06_draft_length_against_batch_size(way: str, tiny: Any, run_child: Any) -> None:
     """A prompt of some 40 tokens, drafts of 1 to 32 tokens: the work is split, whatever the limits are."""
     target, draft, fixed = WAYS[way]
     code = """
         import json, sys, pyspec
         from pairs import SMALL, PROMPTS
-        target, draft, options = sys.argv[1], sys.argv[2] or None, json.loads(sys.argv[3])
+        target, draft, options = sys.argv[1], sys.argv[2] or None, SMALL | json.loads(sys.argv[3])
         prompt = (PROMPTS[5] * 2)[:150]
         with pyspec.LLM(target, speculation="off", **SMALL) as llm:
             assert len(llm.tokenize(prompt)) >= 40
             wanted = llm.generate(prompt, max_tokens=24, ignore_eos=True).tokens
-        for n_max in (1, 3, 8, 32):
-            with pyspec.LLM(target, draft, n_max=n_max, **(SMALL | options)) as llm:
-                r = llm.generate(prompt, max_tokens=24, ignore_eos=True)
-                assert r.tokens == wanted, n_max
-                assert llm.stats.drafters[0].n_failed == 0
+        for n_batch, n_ubatch in ((4, 1), (4, 4), (8, 1), (8, 4), (512, 1), (512, 4)):
+            for n_max in (1, 3, 8, 32):
+                print(n_batch, n_ubatch, n_max, flush=True)
+                with pyspec.LLM(target, draft, n_max=n_max, n_batch=n_batch, n_ubatch=n_ubatch, **options) as llm:
+                    r = llm.generate(prompt, max_tokens=24, ignore_eos=True)
+                    assert r.tokens == wanted
+                    assert llm.stats.drafters[0].n_failed == 0
     """
-    import json
-
-    options = fixed | {"n_batch": n_batch, "n_ubatch": n_ubatch}
-    run_child(code, tiny(target), tiny(draft) if draft else "", json.dumps(options))
+    run_child(code, tiny(target), tiny(draft) if draft else "", json.dumps(fixed))
 
 
 @pytest.mark.parametrize(

@@ -322,18 +322,18 @@ def test_b21_two_objects_on_one_model(tiny: Any, make_llm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "draft"),
+    ("target", "draft", "n"),
     [
-        ("target-llama", "draft-llama"),
-        ("target-llama", "eagle3"),
-        ("target-mtp", None),
-        ("target-gemma4", "draft-gemma4-assistant"),
+        ("target-llama", "draft-llama", 50),
+        ("target-llama", "eagle3", 25),
+        ("target-mtp", None, 25),
+        ("target-gemma4", "draft-gemma4-assistant", 25),
     ],
 )
-def test_b22_load_and_close(target: str, draft: str | None, tiny: Any, no_leaks: None) -> None:
+def test_b22_load_and_close(target: str, draft: str | None, n: int, tiny: Any, no_leaks: None) -> None:
     pytest.importorskip("psutil")
     sizes = []
-    for _ in range(50):
+    for _ in range(n):
         with pyspec.LLM(tiny(target), tiny(draft) if draft else None, **SMALL) as llm:
             llm.generate(PROMPTS[0], max_tokens=16)
         sizes.append(rss_bytes())

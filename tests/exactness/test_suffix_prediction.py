@@ -48,6 +48,19 @@ def test_suffix(kind: str, n_seq: int, tiny: Any, make_llm: Any, plain: Any) -> 
     assert llm.stats.drafters[0].n_failed == 0
 
 
+def test_the_corpus_outlives_contexts(tiny: Any, make_llm: Any, plain: Any) -> None:
+    """Contexts for more sequences, and for predictions: what was learned is still there."""
+    llm = make_llm(tiny("target-llama"), speculation="suffix")
+    for texts, prediction in ((REPEATING[:1], None), (REPEATING[:2], None), (REPEATING[:1], "a b c")):
+        results = llm.generate(texts, max_tokens=N, ignore_eos=True, prediction=prediction)
+        assert [r.tokens for r in results] == plain("target-llama")[: len(texts)]
+        n_pass = results[0].stats.n_pass
+        if len(texts) == 2 or prediction:
+            assert n_pass <= 6
+    assert llm.n_seq_max == 2
+    assert llm.speculation == ("prediction", "suffix")
+
+
 def test_suffix_corpus_file(tiny: Any, make_llm: Any, plain: Any, tmp_path: Path) -> None:
     file = tmp_path / "corpus.bin"
     options = {"speculation": "suffix", "suffix_corpus": str(file)}
