@@ -153,6 +153,14 @@ class Assembly:
     n_threads: int
     pool: backends.ThreadPool | None
 
+    def inherit(self, previous: Assembly) -> None:
+        """Hand on what drafters had learned to those that take their place."""
+        closed = {d.name: d for d in previous.engine.chain.drafters}
+        for drafter in self.engine.chain.drafters:
+            old = closed.get(drafter.name)
+            if old is not None and old is not drafter and type(old) is type(drafter):
+                drafter.inherit(old)
+
     def abort(self) -> None:
         """Stop the pass that runs now."""
         for context in (self.target, *self.drafts):

@@ -399,6 +399,7 @@ class LLM:
             # not enough memory for that many: one after another still works
             self._auto_seq = False
             self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_old)
+        self._assembly.inherit(assembly)
 
     def _make_room_for_predictions(self) -> None:
         """The drafter for predictions, and contexts that can verify its drafts. The lock is held.
@@ -418,6 +419,8 @@ class LLM:
                 self._options = before
                 self._assembly = _assemble.assemble(self._model, self._draft, self._options, assembly.n_seq)
                 raise
+            finally:
+                self._running().inherit(assembly)
         if not self._running().engine.n_draft_max:
             raise ConfigError("a prediction needs room for drafts: n_outputs_max and n_batch must be 2 or more")
 

@@ -123,6 +123,9 @@ class Drafter(ABC):
     def end(self, seq: int) -> None:  # noqa: B027
         """The sequence is finished; free what it holds."""
 
+    def inherit(self, previous: Drafter) -> None:  # noqa: B027
+        """Take over what the drafter of the same class had learned; it is closed, and its contexts are gone."""
+
     def close(self) -> None:  # noqa: B027
         """Free what is owned. The contexts belong to the caller."""
 

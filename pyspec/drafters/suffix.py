@@ -160,12 +160,16 @@ class Suffix(Drafter):
         if text is not None and self.corpus is not None and len(text.recent) > text.n_before + 1:
             self.corpus.add(text.recent)
 
+    def inherit(self, previous: Drafter) -> None:
+        """See :meth:`Drafter.inherit`. The corpus goes on."""
+        if isinstance(previous, Suffix) and self.corpus is not None and previous.corpus is not None:
+            self.corpus = previous.corpus
+
     def close(self) -> None:
         """See :meth:`Drafter.close`. Saves the corpus when it has a file."""
-        corpus, self.corpus = self.corpus, None
         self._texts.clear()
-        if corpus is not None and self.params.suffix_corpus is not None:
-            corpus.save(self.params.suffix_corpus)
+        if self.corpus is not None and self.params.suffix_corpus is not None:
+            self.corpus.save(self.params.suffix_corpus)
 
 
 def _fingerprint(target: Evaluator) -> int:
