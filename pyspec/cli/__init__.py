@@ -1,4 +1,4 @@
-"""The command line: ``pyspec generate | inspect | devices | quantize | info``.
+"""The command line: ``pyspec generate | inspect | devices | quantize | bench | verify | info``.
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 130 stopped with Ctrl-C.
 

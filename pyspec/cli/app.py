@@ -13,8 +13,10 @@ import typer
 from .._version import __version__
 from ..config import SamplingParams
 from ..errors import ConfigError
+from . import bench as _bench
 from . import generate as _generate
 from . import inspection, lookup, report, terminal
+from . import verify as _verify
 
 __all__ = ["app", "run"]
 
@@ -227,6 +229,10 @@ def quantize(
     quantize_file(source, destination, file_type)
     sizes = [Path(p).stat().st_size / 1e6 for p in (source, destination)]
     print(f"{destination}: {sizes[1]:,.1f} MB ({source}: {sizes[0]:,.1f} MB)", file=sys.stderr)
+
+
+app.command(name="bench")(_bench.command)
+app.command(name="verify")(_verify.command)
 
 
 @app.command()

@@ -42,6 +42,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "assemble": ANYTHING,
     "chat": ANYTHING,
     "hub": ANYTHING,
+    "prompts": LEVEL0,
+    "bench": ANYTHING,
+    "measure": ANYTHING,
+    "verify": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,
@@ -50,7 +54,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 #: Third-party packages by part: what is not named here may import NumPy and the standard library only.
 THIRD_PARTY: dict[str, frozenset[str]] = {
-    "cli": frozenset({"typer", "rich", "click"}),
+    "cli": frozenset({"typer", "rich", "click", "matplotlib"}),
     "chat": frozenset({"jinja2"}),
     "hub": frozenset({"huggingface_hub"}),
     "backends": frozenset({"cffi", "_cffi_backend"}),

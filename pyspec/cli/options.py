@@ -1,0 +1,98 @@
+"""Options that ``pyspec bench`` and ``pyspec verify`` share."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from . import terminal
+
+__all__ = ["check_writable", "integers", "names", "write_json"]
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")]
+Drafts = Annotated[
+    list[str] | None, typer.Option("--draft", metavar="FILE", help="Draft model (GGUF file); may be repeated.")
+]
+SpecType = Annotated[
+    str, typer.Option("--spec-type", metavar="A,B,...", help="Drafters, one after the other; A+B is a chain of two.")
+]
+Ks = Annotated[str | None, typer.Option("--k", metavar="2,4,8", help="Draft lengths; default: each drafter's own.")]
+Prompts = Annotated[
+    str,
+    typer.Option(
+        "--prompts", metavar="FILE|suite", help="JSON array, or text with lines '---' between prompts; suite: ours."
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not put prompts into the model's chat template.")]
+NCtx = Annotated[int, typer.Option("-c", "--n-ctx", help="Context length; 0: as long as needed.")]
+Threads = Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads; default: all CPUs it may use.")]
+GpuLayers = Annotated[int | None, typer.Option("--n-gpu-layers", metavar="N", help="Layers on the GPU; -1: all.")]
+Devices = Annotated[
+    list[str] | None, typer.Option("--device", metavar="NAME", help="As 'pyspec devices' lists it; may be repeated.")
+]
+PMin = Annotated[float | None, typer.Option("--p-min", metavar="P", help="Stop a draft at a token less likely.")]
+FlashAttn = Annotated[str, typer.Option("--flash-attn", metavar="on|off|auto", help="Flash attention.")]
+JsonOut = Annotated[
+    str | None, typer.Option("--json", metavar="OUT", help="Write everything as JSON to a file; -: to stdout.")
+]
+
+
+def names(text: str) -> list[str]:
+    """Parts of a comma-separated option. Raises BadParameter where one is empty."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise typer.BadParameter(f"{text!r}: give names with commas between them")
+    return parts
+
+
+def integers(text: str | None, option: str) -> list[int]:
+    """Positive numbers of a comma-separated option; none for None.
+
+    Raises:
+        BadParameter: something else stands there, or a number twice.
+    """
+    if text is None:
+        return []
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise typer.BadParameter(f"{option} {text!r}: give different numbers from 1 up, with commas between them")
+    return numbers
+
+
+def load_options(**given: Any) -> dict[str, Any]:
+    """Options of :class:`pyspec.LLM` from those of the command line that were given."""
+    flash = given.pop("flash_attn", "auto")
+    if flash not in ("on", "off", "auto"):
+        raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {flash!r}")
+    return {"flash_attn": flash, **{name: value for name, value in given.items() if value is not None}}
+
+
+def check_writable(path: str | None) -> None:
+    """Raise ConfigError now, not after the work, if a file cannot be written."""
+    if path is None or path == "-":
+        return
+    was_there = Path(path).exists()
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as e:
+        raise ConfigError(f"{path!r} cannot be written: {e.strerror or e}") from None
+    if not was_there:
+        os.unlink(path)
+
+
+def write_json(path: str, value: Any) -> None:
+    """JSON to a file, or to stdout for "-"."""
+    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    if path == "-":
+        terminal.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
