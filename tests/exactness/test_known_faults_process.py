@@ -340,6 +340,20 @@ def test_b22_load_and_close(target: str, draft: str | None, n: int, tiny: Any, n
     assert sizes[-1] - sizes[9] < 3 << 20, [s >> 10 for s in sizes[::5]]
 
 
+def test_b22_200_rounds(tiny: Any, no_leaks: None) -> None:
+    """Loading and closing a tiny model 200 times: resident memory grows by less than 2 %."""
+    pytest.importorskip("psutil")
+    sizes = []
+    for _ in range(200):
+        with (
+            pyspec.Model(tiny("draft-llama")) as model,
+            pyspec.Context(model, pyspec.ContextParams(n_ctx=256, n_threads=1)),
+        ):
+            pass
+        sizes.append(rss_bytes())
+    assert sizes[-1] < sizes[9] * 1.02, [s >> 10 for s in sizes[::10]]
+
+
 def test_b22_many_generations(tiny: Any, make_llm: Any) -> None:
     pytest.importorskip("psutil")
     llm = make_llm(tiny("target-llama"), tiny("draft-llama-half"), n_seq_max=2)
