@@ -290,4 +290,4 @@ def describe(assembly: Assembly, target: Model, draft: Model | None) -> dict[str
 
 def is_path(value: object) -> bool:
     """True for what names a file."""
-    return isinstance(value, (str, os.PathLike)) and (Path(os.fspath(value)).exists() or os.sep in os.fspath(value))
+    return isinstance(value, (str, os.PathLike)) and (os.path.exists(value) or os.sep in os.fspath(value))
