@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t
 
 
 cdef extern from "_kernels.h" nogil:
+    void ps_interleave(char *dst, const char **src, Py_ssize_t k, Py_ssize_t n, Py_ssize_t bytes)
     float ps_exp(float d)
     Py_ssize_t ps_argmax(const float *x, Py_ssize_t n)
     double ps_logsumexp(const float *x, Py_ssize_t n)

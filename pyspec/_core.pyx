@@ -152,14 +152,6 @@ def fill_rows(int32_t[::1] tokens not None, int32_t[::1] pos not None, int32_t[:
 
 # ---- rows of hidden states ----------------------------------------------------------------------------------------
 
-cdef void _interleave(char *dst, const char **src, Py_ssize_t k, Py_ssize_t n, Py_ssize_t row_bytes) noexcept nogil:
-    cdef Py_ssize_t i, j
-    for i in range(n):
-        for j in range(k):
-            memcpy(dst, src[j] + i * row_bytes, row_bytes)
-            dst += row_bytes
-
-
 def interleave_rows(float[:, ::1] dst not None, src not None, Py_ssize_t n):
     """Put k blocks of rows side by side: ``dst[i, j*d:(j+1)*d] = src[j][i]`` for i < n.
 
@@ -199,7 +191,7 @@ def interleave_rows(float[:, ::1] dst not None, src not None, Py_ssize_t n):
             ptrs[j] = <const char *>bufs[j].buf
         with nogil:
             if to != NULL:
-                _interleave(<char *>to, ptrs, k, n, d * sizeof(float))
+                ps_interleave(<char *>to, ptrs, k, n, d * sizeof(float))
     finally:
         for j in range(opened):
             PyBuffer_Release(&bufs[j])

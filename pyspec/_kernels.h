@@ -14,6 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -39,6 +42,41 @@
 
 #define PS_LANES 64
 #define PS_BLOCK 1024
+
+/* ---- rows of hidden states ---- */
+
+#define PS_STREAM_BYTES (2 << 20) /* more than this does not stay in the second-level cache anyway */
+
+/* dst[i][j] = src[j][i] for rows of `bytes` bytes, i < n, j < k. dst overlaps no source.
+ *
+ * A big result is written past the caches where the processor can: otherwise each line of dst is first read from memory,
+ * half as much traffic again, and the rows of a batch evict what the model needs next. */
+static void ps_interleave(char *dst, const char *const *src, ptrdiff_t k, ptrdiff_t n, ptrdiff_t bytes) {
+#if defined(__SSE2__)
+    if (n * k * bytes > PS_STREAM_BYTES && bytes % 64 == 0 && (uintptr_t)dst % 16 == 0) {
+        for (ptrdiff_t i = 0; i < n; i++)
+            for (ptrdiff_t j = 0; j < k; j++, dst += bytes) {
+                const char *from = src[j] + i * bytes;
+                for (ptrdiff_t b = 0; b < bytes; b += 64) {
+                    const __m128i r0 = _mm_loadu_si128((const __m128i *)(from + b));
+                    const __m128i r1 = _mm_loadu_si128((const __m128i *)(from + b + 16));
+                    const __m128i r2 = _mm_loadu_si128((const __m128i *)(from + b + 32));
+                    const __m128i r3 = _mm_loadu_si128((const __m128i *)(from + b + 48));
+                    _mm_stream_si128((__m128i *)(dst + b), r0);
+                    _mm_stream_si128((__m128i *)(dst + b + 16), r1);
+                    _mm_stream_si128((__m128i *)(dst + b + 32), r2);
+                    _mm_stream_si128((__m128i *)(dst + b + 48), r3);
+                }
+            }
+        _mm_sfence();
+        return;
+    }
+#endif
+    for (ptrdiff_t i = 0; i < n; i++)
+        for (ptrdiff_t j = 0; j < k; j++, dst += bytes) memcpy(dst, src[j] + i * bytes, (size_t)bytes);
+}
+
+/* ---- rows of logits ---- */
 
 /* Largest of x[0..n), -inf if there is none. */
 PS_INLINE float ps_max_inline(const float *x, ptrdiff_t n) {

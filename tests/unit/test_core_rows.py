@@ -56,6 +56,21 @@ def test_interleave_parity(n: int, k: int, d: int, extra: int) -> None:
         np.testing.assert_array_equal(results[0][:n, j * d : (j + 1) * d], src[j][:n])
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "d", "offset"), [(300, 3, 768, 0), (301, 3, 770, 0), (300, 3, 768, 1), (40, 64, 512, 4)]
+)
+def test_interleave_big(n: int, k: int, d: int, offset: int) -> None:
+    """Results of more than 2 MB are written in another way where rows and addresses fit."""
+    src = [rows(n + 1, d, 7 * j) for j in range(k)]
+    buffer = marked(n * k * d + offset + 8)
+    dst = buffer[offset : offset + n * k * d].reshape(n, k * d)
+    _core.interleave_rows(dst, src, n - 1)
+    for j in range(k):
+        np.testing.assert_array_equal(dst[: n - 1, j * d : (j + 1) * d], src[j][: n - 1])
+    assert (dst[n - 1] == MARK).all()
+    assert (buffer[offset + n * k * d :] == MARK).all()
+
+
 @BOTH
 def test_interleave_refuses(kernels: ModuleType) -> None:
     a, b = rows(4, 3), rows(4, 3)
