@@ -121,7 +121,7 @@ def generate(
 ) -> None:
     """Generate text; stream it to stdout, then print counts and speeds to stderr.
 
-    On a terminal, accepted draft tokens are coloured.
+    On a terminal, accepted draft tokens are coloured. Whether the text is that of plain decoding: 'pyspec verify'.
     """
     if prompt is not None and file is not None:
         raise typer.BadParameter("give the prompt with -p or with -f, not both")

@@ -25,7 +25,9 @@ Ks = Annotated[str | None, typer.Option("--k", metavar="2,4,8", help="Draft leng
 Prompts = Annotated[
     str,
     typer.Option(
-        "--prompts", metavar="FILE|suite", help="JSON array, or text with lines '---' between prompts; suite: ours."
+        "--prompts",
+        metavar="FILE|suite",
+        help="JSON array, or text with lines '---' between prompts; -: stdin; suite: ours.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not put prompts into the model's chat template.")]

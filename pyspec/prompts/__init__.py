@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def suite() -> list[Prompt]:
 
 
 def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
-    """Prompts of a file; "suite": those of :func:`suite`.
+    """Prompts of a file; "suite": those of :func:`suite`; "-": stdin.
 
     A file whose name ends in ``.json`` holds an array of strings, or of objects with "text" and, if wanted, "name" and
     "prediction". Any other file is text: prompts with lines ``---`` between them.
@@ -56,7 +57,7 @@ def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
         return suite()
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8") if source == "-" else path.read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"prompts cannot be read from {str(path)!r}: {e.strerror or e}") from None
     except UnicodeDecodeError as e:

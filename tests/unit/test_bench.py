@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -35,6 +36,11 @@ def test_prompts_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("one\ntwo\n\n---\n\n---\n three \n---\n", encoding="utf-8")
     assert [(p.name, p.text) for p in read_prompts(path)] == [("1", "one\ntwo"), ("2", " three ")]
+
+
+def test_prompts_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a\r\n---\ncafé\n".encode())))
+    assert [p.text for p in read_prompts("-")] == ["a", "café"]
 
 
 def test_prompts_of_a_json_file(tmp_path: Path) -> None:
