@@ -83,11 +83,11 @@ def make_settings(
     Args:
         types: "auto" or a method; several joined with "+" are a chain.
         ks: draft lengths; empty: each method's default.
-        drafts: labels of the draft models. A method that has no use for one is run once, without.
+        drafts: labels of the draft models, for "auto" and the methods named ``draft-*``; others are run without.
         exact: each setting a second time in exact mode, after the others.
 
     Raises:
-        ConfigError: an unknown method, or the same setting twice.
+        ConfigError: an unknown method, the same setting twice, or a draft that no method uses.
     """
     settings = [Setting(PLAIN, ("off",))]
     lengths: Sequence[int | None] = ks or (None,)
@@ -105,6 +105,8 @@ def make_settings(
             for k in lengths:
                 options = {} if k is None else limit_options(names, k)
                 settings.append(Setting(label if k is None else f"{label} k={k}", names, draft, options))
+    if drafts and all(s.draft is None for s in settings):
+        raise ConfigError(f"a draft model was given but {', '.join(types)} does not use one: leave it out")
     if exact:
         # the shape of exact passes follows from n_max, so plain decoding has one exact form for each k
         plain = [Setting(PLAIN if k is None else f"{PLAIN} k={k}", ("off",), None, _n_max(k)) for k in lengths]

@@ -165,12 +165,10 @@ def show_table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), *, n_text: int = 1
 ) -> None:
     """A table on stdout. The first ``n_text`` columns are text, the others are figures."""
-    console = terminal.stdout()
-    if not console.is_terminal:  # wide enough that nothing is folded
-        console = rich.console.Console(highlight=False, width=1000)
+    console = rich.console.Console(highlight=False, width=1000)  # wide enough that nothing is folded or cut
     table = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < n_text else "right", overflow="fold")
+        table.add_column(name, justify="left" if i < n_text else "right")
     for row in rows:
         table.add_row(*(rich.markup.escape(terminal.printable(cell)) for cell in row))
     with console.capture() as capture:

@@ -134,6 +134,11 @@ def test_bad_settings(types: list[str], message: str) -> None:
         make_settings(types)
 
 
+def test_drafts_are_not_dropped_in_silence() -> None:
+    with pytest.raises(ConfigError, match="suffix, ngram-mod does not use one"):
+        make_settings(["suffix", "ngram-mod"], drafts=["d"])
+
+
 # ---- figures ---------------------------------------------------------------------------
 
 
