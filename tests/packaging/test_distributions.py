@@ -116,6 +116,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if LITTER.search(name.replace("pyspec/_build_info.py", ""))]
     assert not [name for name in names if name.startswith("pyspec/") and name.endswith((".pyx", ".cpp", ".c"))]
     assert {"pyspec/py.typed", "pyspec/_build_info.py", "pyspec/_core.pyi", "pyspec/backends/_cdef.h"} <= set(names)
+    assert {f"pyspec/prompts/{name}" for name in ("chat.txt", "code-edit.prediction.txt")} <= set(names)
     for name in LICENSES:
         assert [found for found in names if ".dist-info/licenses/" in found and found.endswith(f"/{name}")], name
     libraries = {Path(name).name.split(".")[0] for name in names if name.startswith("pyspec/backends/lib/")}
