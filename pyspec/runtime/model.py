@@ -77,6 +77,14 @@ class Model:
         return self.handle.chat_template(name)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether layers of this model are on a GPU."""
+        names = self.params.devices
+        return self.params.n_gpu_layers != 0 and any(
+            d.kind in ("gpu", "igpu") and (names is None or d.name in names) for d in backends.devices()
+        )
+
+    @property
     def closed(self) -> bool:
         return self.handle.closed
 
