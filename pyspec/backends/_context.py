@@ -16,6 +16,7 @@ from ..errors import ConfigError, InvalidBatchError, NativeError, UnsupportedErr
 from ..types import F32Array, I8Array, I32Array
 from ._context_cache import ContextCache
 from ._model import NEXTN_ARCHITECTURES, ModelHandle
+from ._ownership import exiting, park_if_exiting
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, ERR_NULL, drain_log, last_error, raise_decode
 from ._threadpool import ThreadPool, usable_cpus
 
@@ -107,11 +108,14 @@ class ContextHandle(ContextCache):
             else:
                 with pool._open().lock:
                     rc = self._c_decode(ptr, p[0], p[1], p[2], p[3], p[4], n)
-            if rc:
+            if rc and not exiting():
                 self._decode_failed(rc, "llama_decode", f"decoding {n} rows")
             self._nextn_live = self._nextn[0]
             if self._layers or self._layers_live:
                 self._layers_live = frozenset(self._layers)
+        if rc:
+            park_if_exiting()
+            self._decode_failed(rc, "llama_decode", f"decoding {n} rows")
         if self._lib.pyspec_log_pending:
             drain_log()
 
@@ -138,10 +142,13 @@ class ContextHandle(ContextCache):
             else:
                 with pool._open().lock:
                     rc = self._lib.pyspec_encode(ptr, pointer, n)
-            if rc:
+            if rc and not exiting():
                 self._decode_failed(rc, "llama_encode", f"encoding {n} rows")
             self._nextn_live = self._nextn[0]
             self._layers_live = frozenset()
+        if rc:
+            park_if_exiting()
+            self._decode_failed(rc, "llama_encode", f"encoding {n} rows")
         drain_log()
 
     def _decode_failed(self, rc: int, func: str, what: str) -> NoReturn:
@@ -435,8 +442,9 @@ class ContextHandle(ContextCache):
         self._abort_flag[0] = 1
 
     def abort_clear(self) -> None:
-        """Allow decoding again after :meth:`abort`."""
-        self._abort_flag[0] = 0
+        """Allow decoding again after :meth:`abort`; not once the interpreter is exiting."""
+        if not exiting():
+            self._abort_flag[0] = 0
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes on all devices: "model" (its weights), "context" (cache), "compute" (work buffers)."""

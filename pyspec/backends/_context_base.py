@@ -10,7 +10,7 @@ from ..errors import ConfigError, NativeError, State
 from . import _binding
 from ._context_checks import check_context, check_memory
 from ._model import ModelHandle
-from ._ownership import Handle, Native
+from ._ownership import Handle, Native, creating
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, drain_log, last_error, last_log, raise_status
 from ._threadpool import usable_cpus
 
@@ -49,19 +49,23 @@ class ContextBase(Handle):
         native_params = _native_params(params, embeddings)
         check_memory(model, params, native_params)
         out = ffi.new("pyspec_context **")
-        with model_native.lock:
-            ptr = model._open().ptr
-            other_ptr = ffi.NULL if other is None else other._open().ptr
-            rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self._abort_flag, out)
+        self._shared_memory = model.architecture == "gemma4-assistant"
+        with creating():
+            with model_native.lock:
+                ptr = model._open().ptr
+                other_ptr = ffi.NULL if other is None else other._open().ptr
+                rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self._abort_flag, out)
+            if not rc:
+                parents = (model_native,) if other_native is None else (model_native, other_native)
+                # a shared cache needs a shared lock
+                lock = other_native.lock if other_native is not None and self._shared_memory else None
+                # the context reads the flag until it is freed
+                release = functools.partial(_free_context, lib, self._abort_flag)
+                self._native = Native("context", out[0], release, parents, lock)
+                # not self.abort: the native object must not hold its handle
+                self._native.interrupt = functools.partial(_raise_flag, self._abort_flag)
         if rc:
             self._raise_create(rc)
-        self._shared_memory = model.architecture == "gemma4-assistant"
-        parents = (model_native,) if other_native is None else (model_native, other_native)
-        # a shared cache needs a shared lock
-        lock = other_native.lock if other_native is not None and self._shared_memory else None
-        # the context reads the flag until it is freed
-        release = functools.partial(_free_context, lib, self._abort_flag)
-        self._native = Native("context", out[0], release, parents, lock)
 
         info = ffi.new("struct pyspec_context_info *")
         lib.pyspec_get_context_info(out[0], info)
@@ -134,6 +138,10 @@ class ContextBase(Handle):
 
 def _free_context(lib: Any, _abort_flag: Any, ptr: Any) -> None:
     lib.pyspec_context_free(ptr)
+
+
+def _raise_flag(abort_flag: Any) -> None:
+    abort_flag[0] = 1
 
 
 def _native_params(params: ContextParams, embeddings: bool) -> Any:

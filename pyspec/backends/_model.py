@@ -13,7 +13,7 @@ from ..errors import ConfigError, ModelLoadError, NativeError
 from ..types import I32Array
 from . import _binding
 from ._gguf import check_file, split_paths
-from ._ownership import Handle, Native
+from ._ownership import Handle, Native, creating, exiting, park_if_exiting
 from ._select import select_devices
 from ._status import ERR_ABORT, drain_log, last_error, last_log, raise_status
 
@@ -43,7 +43,7 @@ class _Progress:
         self.cancelled = False
 
     def __call__(self, value: float) -> bool:
-        if self.error is not None or self.cancelled:
+        if self.error is not None or self.cancelled or exiting():
             return False
         try:
             # even without a callback: entering Python here lets a pending Ctrl-C stop the load
@@ -83,10 +83,12 @@ class ModelHandle(Handle):
         native_params.params.progress_callback = lib.pyspec_py_progress
         native_params.params.progress_callback_user_data = handle
         out = ffi.new("struct llama_model **")
-        rc = lib.pyspec_model_load(os.fsencode(self.path), native_params.params, out)
+        with creating():
+            rc = lib.pyspec_model_load(os.fsencode(self.path), native_params.params, out)
+            if not rc:
+                self._native = Native("model", out[0], lib.pyspec_model_free)
         if rc:
             self._raise_load(rc, state)
-        self._native = Native("model", out[0], lib.pyspec_model_free)
         try:
             if state.error is not None:  # raised in the last call, after which nothing was left to stop
                 raise state.error
@@ -98,6 +100,7 @@ class ModelHandle(Handle):
 
     def _raise_load(self, rc: int, state: _Progress) -> NoReturn:
         reason, log = last_error(), last_log()
+        park_if_exiting()
         drain_log()
         if state.error is not None:
             raise state.error

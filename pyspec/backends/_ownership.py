@@ -5,24 +5,28 @@ Rules, the same for all handles:
 - ``close()`` frees, once; a second call does nothing. Using a closed handle raises ClosedError.
 - A child (context) keeps its parents (model, the context it shares with, thread pool). Closing a parent closes its
   children first, whoever still holds them.
-- A handle collected unclosed is freed and a ResourceWarning is given. At interpreter exit the rest is freed in
-  silence, children first; what another thread is still computing with is left to the system.
+- A handle collected unclosed is freed and a ResourceWarning is given.
+- At interpreter exit the rest is freed in silence, children first. If daemon threads still run, their passes are
+  aborted and further calls never return; the memory is left to the system: they may be reading rows, and native code
+  must not run on while the libraries' static objects are destroyed.
 - A handle belongs to the process that made it: in a forked child it raises and frees nothing.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
 from ..errors import ClosedError
 
-__all__ = ["Handle", "Native"]
+__all__ = ["Handle", "Native", "creating", "exiting", "park_if_exiting"]
 
 _HandleT = TypeVar("_HandleT", bound="Handle")
 
@@ -30,6 +34,47 @@ _HandleT = TypeVar("_HandleT", bound="Handle")
 _tree_lock = threading.RLock()
 _live: dict[int, Native] = {}
 _exiting = False
+# Native calls that make something, and so have no Native yet.
+_creating = 0
+_created = threading.Condition()
+_EXIT_PATIENCE_S = 5.0
+
+
+@contextlib.contextmanager
+def creating() -> Iterator[None]:
+    """Around a native call that makes an object: interpreter exit waits for it.
+
+    Raises:
+        ClosedError: the interpreter is exiting.
+    """
+    global _creating
+    park_if_exiting()
+    with _created:
+        if _exiting:
+            raise ClosedError("the interpreter is exiting")
+        _creating += 1
+    try:
+        yield
+    finally:
+        with _created:
+            _creating -= 1
+            _created.notify_all()
+
+
+def exiting() -> bool:
+    """True once interpreter exit has begun: long calls should end."""
+    return _exiting
+
+
+def park_if_exiting() -> None:
+    """Stop a daemon thread here once interpreter exit has begun; an error would only print a traceback nobody wants.
+
+    Call it without locks that others need.
+    """
+    if _exiting and threading.current_thread() is not threading.main_thread():
+        forever = threading.Lock()
+        forever.acquire()
+        forever.acquire()
 
 
 class Native:
@@ -37,10 +82,10 @@ class Native:
 
     Attributes:
         ptr: the pointer; None once freed. lock: held while ``ptr`` is used, so that closing waits for running calls.
-        pid: the process that made it.
+        pid: the process that made it. interrupt: makes a running call end early; takes no lock.
     """
 
-    __slots__ = ("_children", "_parents", "_release", "kind", "lock", "pid", "ptr")
+    __slots__ = ("_children", "_parents", "_release", "interrupt", "kind", "lock", "pid", "ptr")
 
     def __init__(
         self,
@@ -54,6 +99,7 @@ class Native:
         self.ptr = ptr
         self.lock = threading.RLock() if lock is None else lock
         self.pid = os.getpid()
+        self.interrupt: Callable[[], None] | None = None
         self._release = release
         self._parents = parents
         self._children: dict[int, Native] = {}
@@ -87,19 +133,40 @@ class Native:
                 parent._children.pop(id(self), None)
         return True
 
+    def abandon(self, timeout: float) -> None:
+        """Refuse further calls without freeing; waits for the running one."""
+        if self.pid == os.getpid() and self.lock.acquire(timeout=timeout):
+            self.ptr = None
+            self.lock.release()
+
 
 def _close_all() -> None:
     global _exiting
-    _exiting = True
+    with _created:
+        _exiting = True
+    if len(sys._current_frames()) <= 1:
+        for native in _open_natives():
+            native.close(blocking=False)
+        return
+    for native in _open_natives():
+        if native.interrupt is not None:
+            native.interrupt()
+    with _created:
+        _created.wait_for(lambda: _creating == 0, _EXIT_PATIENCE_S)
+    for native in _open_natives():
+        native.abandon(_EXIT_PATIENCE_S)
+
+
+def _open_natives() -> list[Native]:
+    """Youngest first."""
     with _tree_lock:
-        natives = list(_live.values())
-    for native in reversed(natives):
-        native.close(blocking=False)
+        return list(reversed(_live.values()))
 
 
 def _forget_after_fork() -> None:
-    global _tree_lock
+    global _tree_lock, _created, _creating
     _tree_lock = threading.RLock()
+    _created, _creating = threading.Condition(), 0
     _live.clear()
 
 
@@ -125,6 +192,7 @@ class Handle:
         return native
 
     def _closed_error(self) -> ClosedError:
+        park_if_exiting()
         native, name = self._native, type(self).__name__
         if native is not None and native.pid != os.getpid():
             return ClosedError(f"this {name} belongs to process {native.pid}; a forked child must make its own")

@@ -7,6 +7,7 @@ import os
 from ..errors import ConfigError, ModelLoadError
 from . import _binding
 from ._gguf import check_file
+from ._ownership import creating
 from ._status import drain_log, last_error, last_log
 
 __all__ = ["FTYPES", "quantize"]
@@ -46,7 +47,8 @@ def quantize(src: str | os.PathLike[str], dst: str | os.PathLike[str], ftype: st
     except OSError as exc:
         raise ModelLoadError(f"{target} cannot be written: {exc.strerror}") from exc
     _binding.load()
-    rc = _binding.lib.pyspec_quantize(os.fsencode(source), os.fsencode(target), number, n_threads, True)
+    with creating():
+        rc = _binding.lib.pyspec_quantize(os.fsencode(source), os.fsencode(target), number, n_threads, True)
     if rc:
         log = "\n  ".join((last_error(), *last_log()))
         if not existed:

@@ -266,6 +266,7 @@ struct pyspec_context {
     int32_t n_swa = 0;
     bool embeddings = false;
     bool causal = true;
+    bool has_snapshots = false;            // rollback by recurrent snapshots
     bool has_encoder = false;
     bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
@@ -699,6 +700,9 @@ int pyspec_context_new(struct llama_model * model, const struct llama_context_pa
         i.n_outputs_max = params.n_outputs_max == 0 || m.has_encoder ? i.n_batch : params.n_outputs_max;
         i.has_memory = c->memory != nullptr;
 
+        // the MTP blocks of recurrent models are plain attention
+        c->has_snapshots = i.n_rs_seq > 0 && (m.is_recurrent || m.is_hybrid) &&
+                           params_in->ctx_type != LLAMA_CONTEXT_TYPE_MTP;
         c->last_rows.assign(i.n_seq_max, 0);
         c->n_seq_id.assign(i.n_batch, 1);
         c->seq_rows.assign(i.n_batch + 1, nullptr);
@@ -918,7 +922,7 @@ int pyspec_seq_rm(pyspec_context * c, int32_t seq, int32_t p0, int32_t p1, bool 
         const int32_t pos_max = llama_memory_seq_pos_max(c->memory, seq);
         if (p0 > 0 && p0 <= pos_max && (p1 < 0 || p1 > pos_max)) {
             // libllama answers true here, but the state it would go on with is wrong
-            const bool no_snapshot = c->info.n_rs_seq > 0 && pos_max + 1 - p0 >= c->last_rows[seq];
+            const bool no_snapshot = c->has_snapshots && pos_max + 1 - p0 >= c->last_rows[seq];
             const bool window_gone = c->n_swa > 0 && llama_memory_seq_pos_min(c->memory, seq) > std::max(0, p0 - c->n_swa + 1);
             if (no_snapshot || window_gone) {
                 *removed = false;

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from . import _binding
-from ._ownership import Handle, Native
+from ._ownership import Handle, Native, creating
 from ._status import drain_log, raise_status
 
 __all__ = ["ThreadPool", "usable_cpus"]
@@ -45,9 +45,10 @@ class ThreadPool(Handle):
         n_threads = min(n_threads, usable_cpus())
         _binding.load()
         out = _binding.ffi.new("pyspec_threadpool **")
-        rc = _binding.lib.pyspec_threadpool_new(n_threads, poll, out)
-        if rc:
-            raise_status(rc, "ggml_threadpool_new", f"thread pool with {n_threads} threads", "unchanged")
+        with creating():
+            rc = _binding.lib.pyspec_threadpool_new(n_threads, poll, out)
+            if rc:
+                raise_status(rc, "ggml_threadpool_new", f"thread pool with {n_threads} threads", "unchanged")
         self.n_threads = n_threads
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # contexts it is attached to
         self._native = Native("thread pool", out[0], _binding.lib.pyspec_threadpool_free)

@@ -434,3 +434,22 @@ def test_overhead_of_a_pass(llama):
         finally:
             c._c_decode = native
         assert best < 10e-6
+
+
+@pytest.mark.parametrize("name", ["target-llama", "target-swa", "target-hybrid", "target-recurrent"])
+def test_size_of_a_context_is_known_before(tiny, name, monkeypatch):
+    """With less memory than it takes the context is refused, with that much it is made."""
+    from pyspec.backends import _context_checks
+    from pyspec.errors import NativeError
+
+    with load(tiny(name)) as m:
+        with context(m, n_ctx=20480, n_seq_max=2) as c:
+            sizes = c.memory_bytes()
+        taken = sizes["context"] + sizes["compute"]
+        monkeypatch.setattr(_context_checks, "_available_bytes", lambda: taken - 1)
+        if name != "target-recurrent":  # there the length costs nothing, so nothing is asked
+            with pytest.raises(NativeError, match="MiB are free") as error:
+                context(m, n_ctx=20480, n_seq_max=2)
+            assert error.value.state == "unchanged"
+        monkeypatch.setattr(_context_checks, "_available_bytes", lambda: taken)
+        context(m, n_ctx=20480, n_seq_max=2).close()

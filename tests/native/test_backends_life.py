@@ -157,6 +157,39 @@ def test_exit_without_close(tiny, run_child, how):
     )
 
 
+@pytest.mark.parametrize("work", ["decode", "rows", "load", "make", "tokenize"])
+def test_exit_while_a_daemon_thread_works(tiny, run_child, work):
+    """Again and again: the thread is caught at another place each time."""
+    code = """
+        import sys, threading, time
+        from backends_kit import load, context, decode
+        from pyspec.backends import ThreadPool
+        m = load(sys.argv[1])
+        c = context(m, n_ctx=4096, n_batch=4096, n_threads=2); pool = ThreadPool(2); c.attach_threadpool(pool)
+        decode(c, 64)
+        tokens = [20 + i % 300 for i in range(2000)]
+        def go():
+            while True:
+                if sys.argv[2] == "decode":
+                    c.memory_clear(); decode(c, tokens, output=0)
+                elif sys.argv[2] == "rows":
+                    c.logits().sum()
+                elif sys.argv[2] == "load":
+                    load(sys.argv[1]).close()
+                elif sys.argv[2] == "make":
+                    context(m).close()
+                else:
+                    m.tokenize(b"some text " * 1000, True, True)
+        def quiet(args):
+            pass
+        threading.excepthook = quiet
+        threading.Thread(target=go, daemon=True).start()
+        time.sleep(float(sys.argv[3]))
+    """
+    for i in range(4):
+        run_child(code, tiny("target-llama"), work, str(0.02 + 0.013 * i))
+
+
 def test_exit_code_of_the_program_is_kept(tiny, run_child):
     run_child(
         "import sys; from backends_kit import load, context; c = context(load(sys.argv[1])); sys.exit(3)",
@@ -344,12 +377,10 @@ def test_two_hundred_rounds_of_load_and_close(tiny, run_child, name):
         """
         import gc, os, sys, psutil
         from backends_kit import load, context, decode
-        from pyspec.backends import ThreadPool
         rss = lambda: psutil.Process().memory_info().rss
         files = lambda: len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
         for i in range(200):
-            with load(sys.argv[1]) as m, context(m) as c, ThreadPool(2, poll=0) as pool:
-                c.attach_threadpool(pool)
+            with load(sys.argv[1]) as m, context(m) as c:
                 decode(c, list(m.tokenize(b"Hello there, how are you?", True, True)))
                 c.logits().sum(); c.state_seq_get(0); m.metadata(); m.eog_tokens()
             if i == 9:
