@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +70,34 @@ def caught(call: Any) -> str:
         state = getattr(exc, "state", None)
         return type(exc).__name__ + (f":{state}" if state else "")
     return "none"
+
+
+def resident_growth(once: Callable[[], Any], rounds: int) -> float:
+    """Resident memory at the end over that at the start of many rounds.
+
+    Each the least of ten rounds: now and then the allocator holds a few free megabytes for a while.
+    """
+    import psutil
+
+    process = psutil.Process()
+
+    def least() -> int:
+        seen = []
+        for _ in range(10):
+            once()
+            seen.append(process.memory_info().rss)
+        return min(seen)
+
+    for _ in range(10):
+        once()
+    start = least()
+    for _ in range(rounds - 30):
+        once()
+    return least() / start
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
 
 
 #: What a guarded case has at hand: ``M(name, **options)`` loads a tiny model, ``show(call)`` prints what it raises.

@@ -375,19 +375,15 @@ def test_two_hundred_rounds_of_load_and_close(tiny, run_child, name):
     pytest.importorskip("psutil")
     out = run_child(
         """
-        import gc, os, sys, psutil
-        from backends_kit import load, context, decode
-        rss = lambda: psutil.Process().memory_info().rss
-        files = lambda: len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-        for i in range(200):
+        import sys
+        from backends_kit import load, context, decode, resident_growth, open_files
+        def once():
             with load(sys.argv[1]) as m, context(m) as c:
                 decode(c, list(m.tokenize(b"Hello there, how are you?", True, True)))
                 c.logits().sum(); c.state_seq_get(0); m.metadata(); m.eog_tokens()
-            if i == 9:
-                gc.collect()
-                start, open_files = rss(), files()
-        gc.collect()
-        print(rss() / start, files() - open_files)
+        once()
+        files = open_files()
+        print(resident_growth(once, 200), open_files() - files)
         """,
         tiny(name),
         timeout=180,
@@ -441,21 +437,20 @@ def test_a_lost_context_is_freed(tiny, run_child):
     pytest.importorskip("psutil")
     run_child(
         """
-        import sys, psutil
+        import sys
         import pyspec.backends._context_base as base
-        from backends_kit import load, decode, caught
+        from backends_kit import load, decode, caught, resident_growth
         from pyspec.backends import ContextHandle
         from pyspec.config import ContextParams
         base.check_context = lambda *args: None
         params = ContextParams(n_ctx=256, n_batch=64, n_ubatch=10, n_rs_seq=8, n_threads=1)
         object.__setattr__(params, "n_ubatch", 4)
         m = load(sys.argv[1])
-        for i in range(100):
+        def once():
             with ContextHandle(m, params) as c:
                 assert caught(lambda: decode(c, 6)) == "NativeAbortError:lost"
-            if i == 10:
-                start = psutil.Process().memory_info().rss
-        assert psutil.Process().memory_info().rss < start * 1.02
+        growth = resident_growth(once, 150)
+        assert growth < 1.02, growth
         """,
         tiny("target-hybrid"),
         timeout=120,
@@ -466,15 +461,14 @@ def test_long_use_of_one_context_is_flat(tiny, run_child):
     pytest.importorskip("psutil")
     run_child(
         """
-        import sys, psutil
-        from backends_kit import load, context, greedy
+        import sys
+        from backends_kit import load, context, greedy, resident_growth
         with load(sys.argv[1]) as m, context(m) as c:
-            for i in range(150):
+            def once():
                 c.memory_clear()
                 greedy(c, [1, 80, 109, 296], 16)
-                if i == 30:
-                    start = psutil.Process().memory_info().rss
-            assert psutil.Process().memory_info().rss < start * 1.02
+            growth = resident_growth(once, 150)
+        assert growth < 1.02, growth
         """,
         tiny("target-llama"),
         timeout=120,

@@ -203,14 +203,12 @@ def test_failed_loads_do_not_grow(run_child, good, tmp_path):
     (tmp_path / "cut.gguf").write_bytes(good[: len(good) // 2])
     run_child(
         """
-        import sys, psutil
-        from backends_kit import load, caught
-        rss = lambda: psutil.Process().memory_info().rss
-        for i in range(150):
+        import sys
+        from backends_kit import load, caught, resident_growth
+        def once():
             assert caught(lambda: load(sys.argv[1])) == "ModelLoadError"
-            if i == 20:
-                start = rss()
-        assert rss() < start * 1.02, (start, rss())
+        growth = resident_growth(once, 150)
+        assert growth < 1.02, growth
         """,
         str(tmp_path / "cut.gguf"),
     )
