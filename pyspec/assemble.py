@@ -267,7 +267,9 @@ def _draft_context(
     else:
         own.pop("n_ctx", None)
     changes = {"n_rs_seq": 0, "n_outputs_max": 0, "cache_type_k": "f16", "cache_type_v": "f16", **given, **own}
-    # limits that the drafter does not care about follow what its batches may need
+    # a small n_batch is a limit for the target's passes; a block of a draft has to fit its own
+    for name in ("n_batch", "n_ubatch"):
+        changes.setdefault(name, max(getattr(params, name), given.get("n_outputs_max", 0)))
     draft_params: ContextParams = params.override(**changes)
     return Context(model, draft_params, other)
 
