@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_heads import RULE, WIDTH, BlockHead, PairHead, Target
 from fakes import FakeDrafter
 
 from pyspec.config import SamplingParams, SpeculationParams
-from pyspec.drafters.base import Drafter
+from pyspec.drafters.base import Drafter, DraftSampler
 from pyspec.drafters.draft_dflash import DraftDflash
 from pyspec.drafters.draft_dspark import DraftDspark
 from pyspec.drafters.draft_eagle3 import DraftEagle3
@@ -296,6 +297,35 @@ def test_memory_of_deferred_rows_does_not_grow_with_the_text() -> None:
         run([drafter], target, [[*range(20, 90)] * 8, PROMPT], n=200)
         stash: Any = drafter
         assert stash._stash.shape == (2, 4, WIDTH)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_arrays_are_made_once(name: str) -> None:
+    """No array of a drafter is replaced after its first steps, and none is left behind."""
+    drafter, _, target = MAKERS[name](2, agree=AGREE["middling"])
+    engine = Engine(target, [drafter])
+    seqs = [engine.submit(p, SamplingParams(max_tokens=300)) for p in (PROMPT, [33, 34])]
+    for _ in range(20):
+        engine.step()
+
+    def arrays() -> dict[str, tuple[int, int]]:
+        owners = {"": drafter} | {k: v for k, v in vars(drafter).items() if isinstance(v, (Batch, DraftSampler))}
+        found = {}
+        for owner, value in owners.items():
+            names = getattr(type(value), "__slots__", None) or vars(value)
+            for key in names:
+                array = getattr(value, key, None)
+                if isinstance(array, np.ndarray):
+                    found[f"{owner}.{key}"] = (id(array), array.nbytes)
+        return found
+
+    before = arrays()
+    assert len(before) >= 5
+    for _ in range(40):
+        engine.step()
+    assert arrays() == before
+    assert not any(s.done for s in seqs)
+    engine.close()
 
 
 def test_a_chain_drafts_a_token_a_block(caplog: pytest.LogCaptureFixture) -> None:
