@@ -52,7 +52,13 @@ def patched(tiny: Any, tmp_path: Path, name: str, old: bytes, new: bytes) -> str
         ("target-llama", None, {"speculation": "draft-simple"}, ConfigError, r"needs a draft model"),
         # options that the draft cannot obey
         ("target-llama", "dspark-noconf", {"p_min": 0.5}, ConfigError, r"no confidence head.*p_min=0"),
-        ("target-llama", "dflash", {"n_batch": 3, "n_ubatch": 3}, ConfigError, r"a block of 4 rows.*n_ubatch=3"),
+        (
+            "target-llama",
+            "dflash",
+            {"draft_n_batch": 3, "draft_n_ubatch": 3},
+            ConfigError,
+            r"a block of 4 rows.*n_ubatch=3",
+        ),
         # vocabularies
         ("target-llama", "draft-badvocab-type", {}, VocabMismatchError, r"types differ: target 2, draft 1"),
         ("target-llama", "draft-badvocab-addbos", {}, VocabMismatchError, r"add_bos differs: target True, draft False"),
