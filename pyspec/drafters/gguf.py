@@ -101,6 +101,9 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     Raises:
         ModelLoadError: no such file, or not a GGUF file; the message names the file and what is wrong.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        # open() would take an integer for a file descriptor, and close it
+        raise ModelLoadError(f"a model file is named by a str or Path, got {path!r}")
     header = _read_one(path)
     n_parts = header.keys.get("split.count", 0)
     name = os.fspath(path)

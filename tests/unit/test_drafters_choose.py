@@ -159,6 +159,9 @@ def test_files_that_are_no_models(tmp_path: Path, tiny: Any) -> None:
         kind_of_file(tmp_path / "missing.gguf")
     with pytest.raises(ModelLoadError):
         kind_of_file(tmp_path)
+    for no_path in (5, None, b"x.gguf"):
+        with pytest.raises(ModelLoadError, match="str or Path"):
+            kind_of_file(no_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(3))
