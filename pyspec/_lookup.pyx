@@ -1,7 +1,7 @@
 """Counts of what followed n-grams of 1 to 4 tokens: the caches of ``ngram-cache``, and their file format.
 
-Rules, limits and file format are llama.cpp's (``common/ngram-cache``). An update costs the same however much is held, and
-so does a look-up: the most frequent continuation of an n-gram is kept up to date, not searched.
+Rules, limits and file format are llama.cpp's (``common/ngram-cache``). An update costs the same however much is held,
+and so does a look-up: the most frequent continuation of an n-gram is kept up to date, not searched.
 """
 
 cimport cython
@@ -96,7 +96,9 @@ cdef class LookupCache:
             + self.entry_capacity * (sizeof(Entry) + 2 * sizeof(uint32_t))
         )
 
-    def update(self, const int32_t[::1] tokens not None, Py_ssize_t begin, Py_ssize_t end, int n_min=1, int n_max=N_MAX):
+    def update(
+        self, const int32_t[::1] tokens not None, Py_ssize_t begin, Py_ssize_t end, int n_min=1, int n_max=N_MAX
+    ):
         """Count ``tokens[begin:end]`` as continuations of the n-grams before them.
 
         Args:
@@ -334,7 +336,7 @@ cdef class LookupCache:
             ValueError: damaged, or ids out of range; says where.
         """
         cdef LookupCache cache = LookupCache()
-        cdef Py_ssize_t n = data.shape[0], at = 0, i
+        cdef Py_ssize_t n = data.shape[0], at = 0, i, _i
         cdef bint known
         cdef int32_t[N_MAX + 1] head
         cdef int32_t[2] pair
@@ -362,7 +364,7 @@ cdef class LookupCache:
             h = _hash(head[0], head[1], head[2], head[3])
             # of an n-gram or a continuation that is there twice llama.cpp takes the first
             known = cache.find(head) is not NULL
-            for i in range(head[N_MAX]):
+            for _i in range(head[N_MAX]):
                 memcpy(pair, &data[at], sizeof(pair))
                 if not 0 <= pair[0] < n_vocab:
                     raise ValueError(f"token id {pair[0]} at byte {at} is not in [0, {n_vocab})")

@@ -1,8 +1,9 @@
 """Look-ups of n-grams in token histories that only grow; what a drafter calls once a step.
 
 ``NgramIndex`` is one sequence's index for ``ngram-simple``, ``NgramMap`` for ``ngram-map-k`` and ``ngram-map-k4v``;
-``NgramPool`` is the pool that the sequences of ``ngram-mod`` share. Sizes, limits and rules are llama.cpp's (``common/ngram-map``, ``common/ngram-mod``), so drafts
-are the same; only the time is not: a call costs what is new since the last one, however long the history is.
+``NgramPool`` is the pool that the sequences of ``ngram-mod`` share. Sizes, limits and rules are llama.cpp's
+(``common/ngram-map``, ``common/ngram-mod``), so drafts are the same; only the time is not: a call costs what is new
+since the last one, however long the history is.
 
 A history is given as a list of all tokens, of which the last has not been evaluated; it is converted once.
 """
@@ -98,12 +99,12 @@ cdef class _Chained(History):
         free(self.previous)
 
     cdef int set_size(self, Py_ssize_t size_n) except -1:
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _i
         if not 1 <= size_n <= MAX_SIZE:
             raise ValueError(f"size_n must be in [1, {MAX_SIZE}], got {size_n}")
         self.size_n = size_n
         self.power = 1
-        for i in range(size_n - 1):
+        for _i in range(size_n - 1):
             self.power *= MAP_FACTOR
         return 0
 
@@ -126,7 +127,7 @@ cdef class _Chained(History):
 
     cdef int chain(self, Py_ssize_t end) except -1:
         """Link every position below ``end`` to the one before it that has the same n-gram."""
-        cdef Py_ssize_t n = self.size_n, i, place, mask, probes, capacity
+        cdef Py_ssize_t n = self.size_n, i, place, mask, _probe, capacity
         cdef uint32_t h
         cdef void *grown
         if end <= self.n_chained:
@@ -145,7 +146,7 @@ cdef class _Chained(History):
         for i in range(self.n_chained, end):
             self.previous[i] = 0
             place = _mixed(h) & mask
-            for probes in range(MAX_PROBES):
+            for _probe in range(MAX_PROBES):
                 if self.places[place].start == 0:
                     self.places[place].hash = h
                     self.places[place].start = <uint32_t> (i + 1)
@@ -215,13 +216,13 @@ cdef class NgramIndex(_Chained):
         Raises:
             OverflowError, TypeError: a token is no int32. ValueError: the history has become shorter.
         """
-        cdef Py_ssize_t at, start, first = -1, i
+        cdef Py_ssize_t at, start, first = -1, _i
         self.grow(tokens)
         at = self.n - self.size_n
         if at < 0:
             return -1
         self.chain(at + 1)
-        for i in range(n_times):
+        for _i in range(n_times):
             start = <Py_ssize_t> self.previous[at] - 1
             if start >= 0 and start == at - 1:
                 start = <Py_ssize_t> self.previous[start] - 1
@@ -530,9 +531,9 @@ cdef class NgramPool:
         self.scratch = <int32_t *> malloc((n_match + n_max) * sizeof(int32_t))
         if self.entries is NULL or self.scratch is NULL:
             raise MemoryError()
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _i
         self.power = 1
-        for i in range(n_match - 1):
+        for _i in range(n_match - 1):
             self.power *= POOL_FACTOR
         self.members = [_Member() for _ in range(n_seq)]
         self.reset()
