@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -40,6 +41,9 @@ MARKERS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # a background job is started with Ctrl-C ignored, and so would be the children that tests interrupt
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
 
