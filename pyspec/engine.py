@@ -196,7 +196,7 @@ class Engine:
                 self._prefill(filling)
             ready = [s for s in active if not s.prompt_pending]
             # in exact mode who else is running must not show in the shape of a pass
-            for group in ([[s] for s in ready] if self._n_rows else [ready]):
+            for group in [[s] for s in ready] if self._n_rows else [ready]:
                 if group:
                     self._decode_step(group)
         except BaseException as e:
@@ -257,9 +257,7 @@ class Engine:
         self.chain.process(batch)
         t3 = perf_counter_ns()
         rows = batch.rows()
-        verdicts = [
-            self._verify(logits, rows[s.id][0], drafts[s.id], s.params, s.seed, len(s.tokens)) for s in seqs
-        ]
+        verdicts = [self._verify(logits, rows[s.id][0], drafts[s.id], s.params, s.seed, len(s.tokens)) for s in seqs]
         if self.observer is not None:
             for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
                 self.observer(seq, logits, rows[seq.id][0], len(drafts[seq.id]), emitted)

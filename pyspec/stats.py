@@ -9,6 +9,14 @@ from typing import Any
 __all__ = ["DrafterStats", "PhaseTimes", "SpecStats"]
 
 
+def _count_positions(per_pos: list[int], n: int) -> None:
+    """Add one to each of the first ``n`` positions."""
+    if len(per_pos) < n:
+        per_pos.extend([0] * (n - len(per_pos)))
+    for i in range(n):
+        per_pos[i] += 1
+
+
 @dataclass(slots=True)
 class DrafterStats:
     """Counters of one drafter, named as in llama.cpp's ``common_speculative_impl``. Times in microseconds."""
@@ -35,11 +43,8 @@ class DrafterStats:
         self.n_acc_drafts += n_accepted > 0
         self.n_gen_tokens += n_draft
         self.n_acc_tokens += n_accepted
-        for per_pos, n in ((self.n_gen_tokens_per_pos, n_draft), (self.n_acc_tokens_per_pos, n_accepted)):
-            if len(per_pos) < n:
-                per_pos.extend([0] * (n - len(per_pos)))
-            for i in range(n):
-                per_pos[i] += 1
+        _count_positions(self.n_gen_tokens_per_pos, n_draft)
+        _count_positions(self.n_acc_tokens_per_pos, n_accepted)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -93,11 +98,8 @@ class SpecStats:
         self.n_pass += 1
         self.n_draft += n_draft
         self.n_accepted += n_accepted
-        for per_pos, n in ((self.drafted_per_pos, n_draft), (self.accepted_per_pos, n_accepted)):
-            if len(per_pos) < n:
-                per_pos.extend([0] * (n - len(per_pos)))
-            for i in range(n):
-                per_pos[i] += 1
+        _count_positions(self.drafted_per_pos, n_draft)
+        _count_positions(self.accepted_per_pos, n_accepted)
 
     @property
     def acceptance_rate(self) -> float | None:
