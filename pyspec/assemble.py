@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from . import backends
-from .config import ContextParams, ModelParams, SpeculationParams, usable_n_threads
+from .config import ContextParams, ModelParams, SpeculationParams
 from .drafters import choose, custom, registry
 from .drafters.base import Drafter, Plan
 from .drafters.custom import Maker
@@ -207,11 +207,11 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     if options.params.exact:
         n_draft = options.params.n_max
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
-    n_threads = usable_n_threads(params.n_threads)
-    n_threads_batch = usable_n_threads(params.n_threads_batch or n_threads, "n_threads_batch")
-    params = params.override(n_threads=n_threads, n_threads_batch=n_threads_batch)
     with ExitStack() as stack:
         context = stack.enter_context(Context(target, params))
+        params = context.params  # with the thread counts that are really used
+        n_threads = params.n_threads or 1
+        n_threads_pool = max(n_threads, params.n_threads_batch or 1)
         drafts: list[Context] = []
         drafters: list[Drafter] = []
         for maker, plan in zip(makers, plans, strict=True):
@@ -222,8 +222,8 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
             context.require(plan.requirements)
             drafters.append(custom.make(maker, plan, context, draft_ctx, options.params, n_seq))
         pool = None
-        if max(n_threads, n_threads_batch) > 1:
-            pool = backends.ThreadPool(max(n_threads, n_threads_batch))
+        if n_threads_pool > 1:
+            pool = backends.ThreadPool(n_threads_pool)
             stack.callback(pool.close)
             for c in (context, *drafts):
                 c.handle.attach_threadpool(pool)

@@ -9,7 +9,7 @@ from .. import backends
 from ..config import ContextParams, usable_n_threads
 from ..errors import NativeError
 from ..types import F32Array, Requirements, RollbackKind
-from .batch import ALL, Batch
+from .batch import Batch
 from .cache import Rollback
 from .model import Model
 
@@ -144,13 +144,6 @@ class Context:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held for ``model``, ``context`` (the cache) and ``compute`` buffers."""
         return self.handle.memory_bytes()
-
-    def warmup(self) -> None:
-        """One pass over a token, so that the first real one does not pay for graph set-up."""
-        batch = Batch(1)
-        batch.extend([max(self.model.vocab.bos, 0)], 0, 0, ALL)
-        self.decode(batch)
-        self.memory.clear(0)
 
     @property
     def closed(self) -> bool:
