@@ -18,7 +18,7 @@ PACKAGE = ROOT / "pyspec"
 BACKENDS = PACKAGE / "backends"
 LIB_NAMES = ("pyspec-llama", "pyspec-ggml", "pyspec-ggml-base")
 #: Cython modules.
-KERNELS = ("_core", "_lookup", "_ngram", "_suffix")
+KERNELS = ("_core", "_lookup", "_ngram", "_sample", "_suffix")
 WINDOWS = sys.platform == "win32"
 
 _DIRECTIVES = {

@@ -27,6 +27,7 @@ from .errors import (
     NativeError,
     PyspecError,
     RollbackError,
+    SamplingError,
     UnsupportedError,
     VocabMismatchError,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Piece",
     "PyspecError",
     "RollbackError",
+    "SamplingError",
     "SamplingParams",
     "SpecStats",
     "SpeculationParams",

@@ -227,7 +227,7 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
             stack.callback(pool.close)
             for c in (context, *drafts):
                 c.handle.attach_threadpool(pool)
-        engine = Engine(context, drafters, target.vocab.eog_tokens, n_ctx, drafts, options.params)
+        engine = Engine(context, drafters, target.vocab.eog_tokens, n_ctx, drafts, options.params, target.vocab)
         stack.pop_all()
     return Assembly(engine, context, drafts, names, n_seq, n_threads, pool)
 

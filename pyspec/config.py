@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ConfigError
@@ -18,6 +18,8 @@ log = logging.getLogger("pyspec")
 
 __all__ = [
     "CACHE_TYPES",
+    "SAMPLERS",
+    "VERIFICATIONS",
     "ContextParams",
     "ModelParams",
     "SamplingParams",
@@ -47,6 +49,22 @@ def _check_float(name: str, value: Any, low: float, high: float = math.inf, *, o
         raise ConfigError(f"{name} must be a number, got {value!r}")
     if value < low or value > high or (open_low and value == low):
         raise ConfigError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}")
+
+
+def _check_finite(name: str, value: Any, low: float = -math.inf, *, open_low: bool = False) -> None:
+    _check_float(name, value, low, open_low=open_low)
+    if math.isinf(value):
+        raise ConfigError(f"{name} must be finite")
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    """A string or several as a tuple."""
+    if not isinstance(value, (str, list, tuple)):
+        raise ConfigError(f"{name} must be a string or a list of strings, got {value!r}")
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(s, str) and s for s in strings):
+        raise ConfigError(f"{name} must be non-empty strings, got {value!r}")
+    return strings
 
 
 def default_n_threads() -> int:
@@ -254,21 +272,50 @@ class ContextParams(_Options):
         return _FLASH_ATTN[self.flash_attn]
 
 
+#: Samplers in the order in which they are applied (llama.cpp's default).
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+
+#: How drafted tokens are checked; see docs/sampling.md.
+VERIFICATIONS = ("auto", "greedy", "match", "rejection", "block")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Options):
-    """How one request is sampled (names as in vLLM).
+    """How one request is sampled (names as in vLLM, or as in llama.cpp where vLLM has none).
 
     Attributes:
         max_tokens: most tokens to generate; None: until the model stops or the context is full. 0: none.
-        temperature: 0 is greedy: always the most likely token.
+        temperature: 0 is greedy: the most likely token that bias, penalties, ``typical_p`` and ``xtc`` leave.
         top_k: keep the k most likely tokens; 0: all. top_p: keep the smallest set with this much probability.
         min_p: drop tokens less likely than min_p times the most likely one.
-        seed: None: a new one for each request. The same seed gives the same text, whatever else is in the batch.
+        seed: None: a new one for each request. The same seed gives the same text, whatever else is in the batch; with
+            ``verification`` "auto" or "match" also with another drafter or none.
         stop: strings that end the text; they are not part of it.
         ignore_eos: treat end-of-generation tokens as ordinary ones.
         add_special: add the model's BOS (and EOS) to a text prompt as its metadata says.
         parse_special: read the text of control tokens in a prompt as these tokens.
         skip_special: leave control tokens out of the text.
+        logit_bias: token id -> what is added to its logit; -inf forbids it.
+        penalty_repeat, penalty_freq, penalty_present: lower the logits of tokens among the last ``penalty_last_n`` of
+            prompt and output: divided by the first (a negative one is multiplied), less count times the second, less
+            the third. 1, 0 and 0: off. penalty_last_n: -1: all tokens, 0: off.
+        dry_multiplier, dry_base, dry_allowed_length: "don't repeat yourself": a token that would make a repetition of
+            ``n`` tokens longer, ``n >= dry_allowed_length``, loses ``multiplier * base ** (n - allowed_length)``.
+            Multiplier 0: off. dry_penalty_last_n: tokens looked at, -1: all. dry_sequence_breakers: no repetition goes
+            across these strings.
+        typical_p: keep the tokens whose surprise is nearest to the expected one, with this much probability; 1: off.
+        top_n_sigma: drop logits more than this many standard deviations below the largest; 0 or less: off.
+        xtc_probability, xtc_threshold: with this probability, drop all but the least of the tokens that have
+            ``xtc_threshold`` or more; off at probability 0, or a threshold above 0.5.
+        dynatemp_range, dynatemp_exponent: temperature from ``temperature - range`` to ``temperature + range`` by how
+            much entropy there is; range 0: off.
+        mirostat: 0: off; 1 or 2: keep the surprise near ``mirostat_tau`` with learning rate ``mirostat_eta``. It
+            replaces the samplers that cut.
+        min_keep: top_p, min_p, typical_p and xtc leave this many tokens.
+        samplers: names of :data:`SAMPLERS`, each once, in the order in which they are applied.
+        verification: how drafted tokens are checked: "greedy" (needs temperature 0), "match", "rejection" or "block";
+            "auto": "rejection" where the drafter draws its tokens and no seed is given, else "match". Changes how many
+            are accepted, never the distribution of the text.
     """
 
     max_tokens: int | None = None
@@ -282,25 +329,110 @@ class SamplingParams(_Options):
     add_special: bool = True
     parse_special: bool = True
     skip_special: bool = True
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    penalty_repeat: float = 1.0
+    penalty_freq: float = 0.0
+    penalty_present: float = 0.0
+    penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    min_keep: int = 0
+    samplers: tuple[str, ...] = SAMPLERS
+    verification: str = "auto"
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 0)
-        _check_float("temperature", self.temperature, 0.0)
-        if math.isinf(self.temperature):
-            raise ConfigError("temperature must be finite")
+        _check_finite("temperature", self.temperature, 0.0)
         _check_int("top_k", self.top_k, 0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
-        stop: str | Sequence[str] = self.stop
-        if not isinstance(stop, (str, list, tuple)):
-            raise ConfigError(f"stop must be a string or a list of strings, got {stop!r}")
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(s, str) and s for s in stop):
-            raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        self._check_logit_bias()
+        _check_finite("penalty_repeat", self.penalty_repeat, 0.0, open_low=True)
+        _check_finite("penalty_freq", self.penalty_freq)
+        _check_finite("penalty_present", self.penalty_present)
+        _check_int("penalty_last_n", self.penalty_last_n, -1, 2**31 - 1)
+        _check_finite("dry_multiplier", self.dry_multiplier, 0.0)
+        _check_finite("dry_base", self.dry_base, 1.0)
+        _check_int("dry_allowed_length", self.dry_allowed_length, 0, 2**31 - 1)
+        _check_int("dry_penalty_last_n", self.dry_penalty_last_n, -1, 2**31 - 1)
+        object.__setattr__(self, "dry_sequence_breakers", _strings("dry_sequence_breakers", self.dry_sequence_breakers))
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        _check_finite("top_n_sigma", self.top_n_sigma)
+        _check_float("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _check_float("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        _check_finite("dynatemp_range", self.dynatemp_range, 0.0)
+        _check_finite("dynatemp_exponent", self.dynatemp_exponent, 0.0)
+        _check_int("mirostat", self.mirostat, 0, 2)
+        _check_finite("mirostat_tau", self.mirostat_tau, 0.0)
+        _check_finite("mirostat_eta", self.mirostat_eta, 0.0)
+        _check_int("min_keep", self.min_keep, 0, 2**31 - 1)
+        self._check_samplers()
+        if self.verification not in VERIFICATIONS:
+            raise ConfigError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {self.verification!r}")
+        if self.verification == "greedy" and self.temperature > 0:
+            raise ConfigError(f"verification='greedy' needs temperature=0, got {self.temperature:g}")
+
+    def _check_logit_bias(self) -> None:
+        bias: Any = self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise ConfigError(f"logit_bias must be a dict of token id -> number, got {bias!r}")
+        for token, value in bias.items():
+            _check_int("a token id in logit_bias", token, 0, 2**31 - 1)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value < math.inf:
+                raise ConfigError(f"logit_bias[{token}] must be a finite number or -inf, got {value!r}")
+        object.__setattr__(self, "logit_bias", dict(bias))
+
+    def active_samplers(self) -> frozenset[str]:
+        """Names of the samplers whose options ask for something."""
+        used = {
+            "penalties": self.penalty_last_n != 0
+            and (self.penalty_repeat != 1.0 or self.penalty_freq != 0.0 or self.penalty_present != 0.0),
+            "dry": self.dry_multiplier > 0 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0,
+            "typical_p": self.typical_p < 1.0,
+            "top_p": self.top_p < 1.0,
+            "min_p": self.min_p > 0,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "temperature": self.temperature not in (0.0, 1.0) or self.dynatemp_range > 0,
+        }
+        return frozenset(name for name, on in used.items() if on)
+
+    def _check_samplers(self) -> None:
+        samplers = _strings("samplers", self.samplers)
+        if isinstance(self.samplers, str):
+            raise ConfigError(f"samplers must be a list of names, got {self.samplers!r}")
+        for i, name in enumerate(samplers):
+            if name not in SAMPLERS:
+                raise ConfigError(f"unknown sampler {name!r}; there are {', '.join(SAMPLERS)}")
+            if name in samplers[:i]:
+                raise ConfigError(f"samplers names {name!r} twice")
+        object.__setattr__(self, "samplers", samplers)
+        active = self.active_samplers()
+        missing = sorted(active - set(samplers))
+        if missing:
+            raise ConfigError(f"options of {missing[0]!r} are set, but samplers={samplers!r} leaves it out: add it")
+        cuts = sorted(active - {"penalties", "dry", "temperature"})
+        if self.mirostat and cuts:
+            raise ConfigError(f"mirostat={self.mirostat} replaces {cuts[0]!r}: leave its options at their defaults")
+        if self.mirostat and self.dynatemp_range > 0:
+            raise ConfigError(f"mirostat={self.mirostat} and dynatemp_range exclude each other")
 
 
 @dataclass(frozen=True, slots=True)

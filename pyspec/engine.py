@@ -16,9 +16,20 @@ from typing import Any, TypeAlias
 from .config import SamplingParams, SpeculationParams
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
-from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, UnsupportedError
+from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, SamplingError, UnsupportedError
 from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
-from .sampling import SyntheticVerifier, Verifier, synthetic_rates
+from .sampling import (
+    Breakers,
+    Constraint,
+    Q,
+    SamplerChain,
+    Scratch,
+    SyntheticVerifier,
+    Verifier,
+    VocabLike,
+    make_breakers,
+    synthetic_rates,
+)
 from .stats import SpecStats
 from .types import DraftRequest, F32Array, FinishReason, RollbackKind
 
@@ -41,6 +52,7 @@ class Engine:
         n_ctx: most positions of a sequence; 0: what the target has.
         draft_evaluators: the drafters' own, so that a request to abort can be withdrawn from all.
         speculation: asks for synthetic acceptance or exact passes, or not; the drafters have the other options.
+        vocab: the target's, where requests may use DRY, whose sequence breakers are text.
 
     Attributes:
         stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
@@ -55,6 +67,7 @@ class Engine:
         n_ctx: int = 0,
         draft_evaluators: Seq[Evaluator] = (),
         speculation: SpeculationParams | None = None,
+        vocab: VocabLike | None = None,
     ) -> None:
         self.target = target
         self.chain = DrafterChain(drafters, target.n_vocab)
@@ -65,7 +78,10 @@ class Engine:
         self.observer: Observer | None = None
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
-        self._verify: Verifier | SyntheticVerifier = Verifier(target.n_vocab, target.n_batch)
+        self._verify: Verifier | SyntheticVerifier = Verifier(target.n_batch)
+        self._scratch = Scratch(target.n_vocab)
+        self._vocab = vocab
+        self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * target.n_seq_max
         self._n_chunk = min(target.n_ubatch, target.n_batch)
@@ -107,22 +123,46 @@ class Engine:
         params: SamplingParams | None = None,
         text: TextStream | None = None,
         extra: Mapping[str, Any] | None = None,
+        constraint: Constraint | None = None,
     ) -> Sequence:
         """Queue a request; :meth:`step` works on it. The caller reads ``pieces`` and must :meth:`release` it.
 
-        ``extra`` goes to the drafters with every ``DraftRequest``.
+        ``extra`` goes to the drafters with every ``DraftRequest``. ``constraint`` is this request's alone.
 
         Raises:
-            ConfigError: the prompt is empty, too long for the context, or holds an unknown token id.
+            ConfigError: the prompt is empty, too long for the context, or holds an unknown token id; or an option of
+                ``params`` does not fit this model.
         """
         self.check_prompt(prompt)
-        seq = Sequence(list(prompt), params or SamplingParams(), text, extra)
+        params = params or SamplingParams()
+        if self._n_rows and params.verification in ("rejection", "block"):
+            raise ConfigError(
+                f"verification={params.verification!r} makes the text depend on the draft, exact=True forbids that: "
+                "use verification='match'"
+            )
+        if self._n_rows and params.verification == "auto":
+            params = params.override(verification="match")
+        seq = Sequence(list(prompt), params, text, extra)
+        seq.sampler = self._sampler(seq, constraint)
         seq.stats.synthetic = self.stats.synthetic
         if seq.params.max_tokens == 0:
             self._end(seq, "length")
         else:
             self._waiting.append(seq)
         return seq
+
+    def _sampler(self, seq: Sequence, constraint: Constraint | None) -> SamplerChain:
+        params = seq.params
+        breakers = None
+        if params.dry_multiplier > 0 and self._vocab is not None:
+            key = params.dry_sequence_breakers
+            if key not in self._breakers:
+                self._breakers[key] = make_breakers(self._vocab, self.target.n_vocab, key)
+            breakers = self._breakers[key]
+        ends = () if params.ignore_eos else self.eog_tokens
+        return SamplerChain(
+            params, self.target.n_vocab, seq.tokens, seq.seed, self._scratch, constraint, breakers, ends
+        )
 
     def cancel_all(self) -> None:
         """Ask for every sequence to end, at the next step. May be called from any thread, without the lock."""
@@ -216,6 +256,7 @@ class Engine:
 
     def _begin(self, seq: Sequence) -> None:
         seq.n_past = 0
+        seq.sampler.rewind(seq.n_output)
         self.target.memory.clear(seq.id)
         self.chain.begin(seq.id, seq.tokens)
 
@@ -243,6 +284,7 @@ class Engine:
         requests = self._requests(seqs)
         winners = self.chain.draft(requests) if requests else {}
         drafts = {r.seq: r.draft for r in requests}
+        qs = {r.seq: r.q for r in requests}
         t1 = perf_counter_ns()
         batch.clear()
         for seq in seqs:
@@ -257,7 +299,7 @@ class Engine:
         self.chain.process(batch)
         t3 = perf_counter_ns()
         rows = batch.rows()
-        verdicts = [self._verify(logits, rows[s.id][0], drafts[s.id], s.params, s.seed, len(s.tokens)) for s in seqs]
+        verdicts = [self._verdict(s, logits, rows[s.id][0], drafts[s.id], qs.get(s.id, ())) for s in seqs]
         if self.observer is not None:
             for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
                 self.observer(seq, logits, rows[seq.id][0], len(drafts[seq.id]), emitted)
@@ -293,6 +335,14 @@ class Engine:
             t.verify_us += (t4 - t3) // 1000
             t.rollback_us += (t5 - t4) // 1000
 
+    def _verdict(self, seq: Sequence, logits: F32Array, row: int, draft: Seq[int], q: Q) -> tuple[int, list[int]]:
+        """How many drafted tokens stand, and what is emitted; nothing where this request cannot go on."""
+        try:
+            return self._verify(logits, row, draft, seq.sampler, len(seq.tokens), q)
+        except SamplingError as e:
+            seq.error = e
+            return 0, []
+
     def _requests(self, seqs: list[Sequence]) -> list[DraftRequest]:
         """Who may draft how much: limited by the pass, the cache, the context and the token budget."""
         share = min(self._n_rows_max // len(seqs) - 1, self._n_draft_max)
@@ -304,6 +354,7 @@ class Engine:
             if n > 0:
                 request = DraftRequest(seq.id, seq.n_past, seq.tokens[-1], seq.tokens, n)
                 request.temperature = seq.params.temperature
+                request.sampling = seq.sampler.draft_sampling(len(seq.tokens))
                 request.extra = seq.extra
                 requests.append(request)
         return requests
@@ -329,6 +380,11 @@ class Engine:
                 break
         seq.drafted.extend(piece.drafted)
         seq.pieces.append(piece)
+        constraint = seq.sampler.constraint
+        if reason is None and constraint is not None and constraint.stopped:
+            reason = "stop"
+        if seq.error is not None:
+            reason = "cancelled"
         if reason is not None:
             self._end(seq, reason)
         return len(piece.tokens)

@@ -57,6 +57,13 @@ class ClosedError(PyspecError, ValueError):
     """The object was closed, or belongs to the parent of this forked process."""
 
 
+class SamplingError(PyspecError, ValueError):
+    """No token can be sampled for a request: its logits are NaN or +inf, or bias and constraint forbid every token.
+
+    Only that request ends; the others go on.
+    """
+
+
 class NativeError(PyspecError, RuntimeError):
     """A native call failed.
 

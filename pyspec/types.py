@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 __all__ = [
     "DraftRequest",
+    "DraftSampling",
     "F32Array",
     "FinishReason",
     "I8Array",
@@ -55,6 +56,27 @@ class Requirements:
     n_rs_seq: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSampling:
+    """How drafted tokens are to be drawn, so that they can be verified by rejection sampling.
+
+    A drafter that follows it must draw each token, once, from the distribution it gives in ``DraftRequest.q``, with
+    ``_core.philox_uniform(seed, stream, pos)`` or other random numbers that nothing else uses. Whether it goes on must
+    not depend on a token it has drawn and then leaves out: a token that was drawn is proposed.
+
+    Attributes:
+        temperature: above 0. top_k: 0: all. top_p, min_p: see ``SamplingParams``. A hint: any q is right.
+        seed, stream: of the random numbers; ``pos`` is the index of the token in the sequence.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stream: int
+
+
 @dataclass(slots=True)
 class DraftRequest:
     """One sequence that wants a draft. The engine makes it; a drafter fills ``draft``.
@@ -67,6 +89,9 @@ class DraftRequest:
         n_max: upper limit for the draft's length in this step, >= 1.
         draft: proposed token ids, filled by the drafter. Left empty: no draft.
         probs: draft probability of each proposed token (top-1 of its softmax), where the drafter has it.
+        sampling: not None: tokens drawn as it says are welcome; a drafter that cannot ignores it.
+        q: for a draft that was drawn: for each token what it was drawn from, int32 [n] ids, each once, and float32 [n]
+            probabilities. Left empty: the draft is verified as one that was not drawn.
         temperature: the request's temperature (0 is greedy).
         extra: what the request brings for drafters, by name, such as its prediction. Shared by all steps; read only.
     """
@@ -78,5 +103,7 @@ class DraftRequest:
     n_max: int
     draft: list[int] = field(default_factory=list)
     probs: list[float] = field(default_factory=list)
+    sampling: DraftSampling | None = None
+    q: list[tuple[I32Array, F32Array]] = field(default_factory=list)
     temperature: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict)

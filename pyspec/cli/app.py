@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from . import bench as _bench
 from . import generate as _generate
 from . import inspection, lookup, report, terminal
+from . import sampling as _sampling
 from . import verify as _verify
 
 __all__ = ["app", "run"]
@@ -79,13 +80,33 @@ def generate(
         str | None, typer.Option("--system", metavar="TEXT", help="System message; needs --chat.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Most tokens to generate; -1: no limit.")] = 256,
-    temp: Annotated[float, typer.Option("--temp", "--temperature", help="0: always the most likely token.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the K most likely tokens; 0: all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Keep the most likely tokens with this probability in all.")
-    ] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens less likely than this times the best.")] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="For the same text at a temperature above 0.")] = None,
+    temp: _sampling.Temp = 0.0,
+    top_k: _sampling.TopK = 0,
+    top_p: _sampling.TopP = 1.0,
+    min_p: _sampling.MinP = 0.0,
+    seed: _sampling.Seed = None,
+    typical: _sampling.Typical = 1.0,
+    top_n_sigma: _sampling.Sigma = -1.0,
+    xtc_probability: _sampling.XtcProbability = 0.0,
+    xtc_threshold: _sampling.XtcThreshold = 0.1,
+    dynatemp_range: _sampling.DynatempRange = 0.0,
+    dynatemp_exp: _sampling.DynatempExponent = 1.0,
+    repeat_penalty: _sampling.RepeatPenalty = 1.0,
+    frequency_penalty: _sampling.FrequencyPenalty = 0.0,
+    presence_penalty: _sampling.PresencePenalty = 0.0,
+    repeat_last_n: _sampling.RepeatLastN = 64,
+    dry_multiplier: _sampling.DryMultiplier = 0.0,
+    dry_base: _sampling.DryBase = 1.75,
+    dry_allowed_length: _sampling.DryAllowed = 2,
+    dry_penalty_last_n: _sampling.DryLastN = 64,
+    dry_sequence_breaker: _sampling.DryBreakers = None,
+    mirostat: _sampling.Mirostat = 0,
+    mirostat_ent: _sampling.MirostatTau = 5.0,
+    mirostat_lr: _sampling.MirostatEta = 0.1,
+    logit_bias: _sampling.LogitBias = None,
+    min_keep: _sampling.MinKeep = 0,
+    samplers: _sampling.Samplers = None,
+    verification: _sampling.Verification = "auto",
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text here; may be repeated.")
     ] = None,
@@ -159,6 +180,30 @@ def generate(
             seed=seed,
             stop=tuple(stop or ()),
             ignore_eos=ignore_eos,
+            typical_p=typical,
+            top_n_sigma=top_n_sigma,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
+            dynatemp_range=dynatemp_range,
+            dynatemp_exponent=dynatemp_exp,
+            penalty_repeat=repeat_penalty,
+            penalty_freq=frequency_penalty,
+            penalty_present=presence_penalty,
+            penalty_last_n=repeat_last_n,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            dry_penalty_last_n=dry_penalty_last_n,
+            mirostat=mirostat,
+            mirostat_tau=mirostat_ent,
+            mirostat_eta=mirostat_lr,
+            logit_bias=_sampling.parse_logit_bias(logit_bias),
+            min_keep=min_keep,
+            verification=verification,
+            **_sampling.given(
+                dry_sequence_breakers=tuple(dry_sequence_breaker) if dry_sequence_breaker else None,
+                samplers=tuple(s.strip() for s in samplers.split(";") if s.strip()) if samplers is not None else None,
+            ),
         )
     except ConfigError as e:
         raise typer.BadParameter(str(e)) from None

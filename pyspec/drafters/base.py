@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .. import _core
+from .. import _core, _sample
 from ..config import SpeculationParams
 from ..errors import ConfigError
 from ..stats import DrafterStats
@@ -33,6 +33,9 @@ log = logging.getLogger("pyspec")
 
 #: Candidates whose softmax gives a proposal's probability (llama.cpp's draft sampler is a top-k of 10).
 DRAFT_TOP_K = 10
+
+#: Most candidates that a drafted token is drawn from, where it is drawn.
+_DRAW_TOP_K = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +180,12 @@ class Drafter(ABC):
         return n if n_room is None else min(n, n_room)
 
     def drop_short(self, requests: list[DraftRequest]) -> None:
-        """Empty the drafts shorter than ``n_min``."""
+        """Empty the drafts shorter than ``n_min``, except those that were drawn by lot."""
         n_min = self.n_min
         if n_min:
             for request in requests:
-                if len(request.draft) < n_min:
+                # to leave out tokens that were drawn would change the distribution of the text
+                if len(request.draft) < n_min and not request.q:
                     request.draft.clear()
                     request.probs.clear()
 
@@ -198,12 +202,41 @@ class DraftSampler:
         self.k = min(k, n_vocab)
         self.ids: I32Array = np.empty((n_rows, self.k), np.int32)
         self.probs: F32Array = np.empty((n_rows, self.k), np.float32)
+        n_draw = min(_DRAW_TOP_K, n_vocab)
+        self._draw_ids: I32Array = np.empty(n_draw, np.int32)
+        self._draw_probs: F32Array = np.empty(n_draw, np.float32)
 
     def rows(self, logits: F32Array) -> tuple[list[int], list[float]]:
         """Best token and its probability for each row of ``logits`` (float32 [n, n_vocab], borrowed)."""
         n = logits.shape[0]
         _core.topk_softmax_rows(logits, self.ids[:n], self.probs[:n])
         return self.ids[:n, 0].tolist(), self.probs[:n, 0].tolist()
+
+    def draw(
+        self, logits: F32Array, row: int, request: DraftRequest, n_vocab: int, names: I32Array | None = None
+    ) -> bool:
+        """Draw the next token of a draft as ``request.sampling`` says, and append it with what it was drawn from.
+
+        Args:
+            logits: float32 [n, >= n_vocab], borrowed. row: which one. n_vocab: only ids below it are drawn.
+            names: int32 [>= n_vocab], token ids of the columns; None: the columns' numbers.
+
+        Returns:
+            False: the row has nothing to draw from.
+        """
+        how = request.sampling
+        assert how is not None
+        k = min(how.top_k or _DRAW_TOP_K, len(self._draw_ids))
+        u = _core.philox_uniform(how.seed, how.stream, len(request.tokens) + len(request.draft))
+        ids, probs = self._draw_ids[:k], self._draw_probs[:k]
+        token, n, _ = _sample.draft_row(logits, row, n_vocab, how.temperature, how.top_p, how.min_p, u, ids, probs)
+        if token < 0:
+            return False
+        at = int(np.flatnonzero(ids[:n] == token)[0])
+        request.q.append((ids[:n].copy() if names is None else names[ids[:n]], probs[:n].copy()))
+        request.draft.append(token if names is None else int(names[token]))
+        request.probs.append(float(probs[at]))
+        return True
 
 
 def log_setup(drafter: Drafter, draft: Evaluator | None, *extra: str) -> None:

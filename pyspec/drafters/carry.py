@@ -417,18 +417,40 @@ class CarryDrafter(Drafter):
         return request.n_past + self.shift + n_drafted - 1
 
     def _sample(self, works: list[Work]) -> list[Work]:
-        """Append the best token of each work's row to its draft; gives those that may go on."""
+        """Append the best token of each work's row, or one drawn, to its draft; gives those that may go on."""
         ids, probs = self._candidates(works)
         n_vocab, p_min = self.target.n_vocab, self.params.p_min
         going = []
-        for work, token, prob in zip(works, ids, probs, strict=True):
-            if prob < p_min or token >= n_vocab:
+        for i, (work, token, prob) in enumerate(zip(works, ids, probs, strict=True)):
+            if prob < p_min:
                 continue
-            work.request.draft.append(token)
-            work.request.probs.append(prob)
+            if work.request.sampling is not None:
+                if not self._draw(work, i, len(works)):
+                    continue
+            elif token >= n_vocab:
+                continue
+            else:
+                work.request.draft.append(token)
+                work.request.probs.append(prob)
             if len(work.request.draft) < work.n:
                 going.append(work)
         return going
+
+    def _draw(self, work: Work, i: int, n_works: int) -> bool:
+        """Draw a token for ``work``, the ``i``-th of ``n_works``."""
+        n_vocab = min(self.target.n_vocab, self._draft.n_vocab)
+        if self._on_device:
+            found = self._handle.sampled_candidates(work.row)
+            if found is None:
+                return False
+            tokens, values = found
+            known = np.flatnonzero(tokens < n_vocab)
+            if not known.size:
+                return False
+            row = np.ascontiguousarray(values[known], np.float32)[None]
+            return self._sampler.draw(row, 0, work.request, known.size, np.ascontiguousarray(tokens[known], np.int32))
+        logits = self._draft.logits()
+        return self._sampler.draw(logits, i if len(logits) == n_works else work.out, work.request, n_vocab)
 
     def _candidates(self, works: list[Work]) -> tuple[list[int], list[float]]:
         if self._on_device:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import DecodeAborted
-from ..types import DraftRequest
+from ..types import DraftRequest, F32Array, I32Array
 
 if TYPE_CHECKING:
     from ..runtime import Batch
@@ -60,9 +62,10 @@ class DrafterChain:
                 drafter.run_draft(asked)
                 for r, n_max in zip(asked, limits, strict=True):
                     r.draft = self._checked(r.draft, n_max)
+                    r.q = self._checked_q(r)
             except Exception as e:
                 for r, n_max in zip(asked, limits, strict=True):
-                    r.draft, r.probs, r.n_max = [], [], n_max
+                    r.draft, r.probs, r.q, r.n_max = [], [], [], n_max
                 self._fail(drafter, [r.seq for r in asked], e)
             winners.update((r.seq, drafter) for r in asked if r.draft)
         return winners
@@ -71,6 +74,20 @@ class DrafterChain:
         """At most ``n_max`` ids, up to the first unknown one. Raises TypeError for what is no integer."""
         tokens = [operator.index(t) for t in islice(draft, n_max)]
         return list(takewhile(lambda t: 0 <= t < self._n_vocab, tokens))
+
+    @staticmethod
+    def _checked_q(request: DraftRequest) -> list[tuple[I32Array, F32Array]]:
+        """What the draft was drawn from; empty where that was not asked for or cannot be so."""
+        n = len(request.draft)
+        if request.sampling is None or not n or len(request.q) < n:
+            return []
+        q: list[tuple[I32Array, F32Array]] = []
+        for token, (ids, probs) in zip(request.draft, request.q, strict=False):
+            ids, probs = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(probs, np.float32)
+            if ids.ndim != 1 or ids.shape != probs.shape or not probs[ids == token].sum() > 0:
+                return []
+            q.append((ids, probs))
+        return q
 
     def process(self, batch: Batch) -> None:
         """Let all mirror the pass that the target has just evaluated."""

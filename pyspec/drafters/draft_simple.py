@@ -56,7 +56,7 @@ class _Work:
 
 
 class DraftSimple(Drafter):
-    """Greedy proposals of an ordinary draft model; see the module's text.
+    """Proposals of an ordinary draft model, the best ones or drawn by lot; see the module's text.
 
     Args: see :class:`Drafter`; ``draft`` is a context on the draft model with as many sequences as the engine.
     """
@@ -200,13 +200,20 @@ class DraftSimple(Drafter):
         """Take one proposal for each of ``works`` from the pass just made; returns those that go on."""
         if not works:
             return []
-        ids, probs = self._sampler.rows(self._draft.logits())
+        logits = self._draft.logits()
+        ids, probs = self._sampler.rows(logits)
         going = []
-        for work, token, prob in zip(works, ids, probs, strict=True):
-            if prob < self.params.p_min or token >= self._n_vocab:
+        for i, (work, token, prob) in enumerate(zip(works, ids, probs, strict=True)):
+            if prob < self.params.p_min:
                 continue
-            work.request.draft.append(token)
-            work.request.probs.append(prob)
+            if work.request.sampling is not None:
+                if not self._sampler.draw(logits, i, work.request, self._n_vocab):
+                    continue
+            elif token >= self._n_vocab:
+                continue
+            else:
+                work.request.draft.append(token)
+                work.request.probs.append(prob)
             if len(work.request.draft) < work.n:
                 going.append(work)
         return going

@@ -44,6 +44,7 @@ class Sequence:
         finish_reason: None while it runs. error: what ended it, if it did not finish by itself.
         pieces: what has been produced and not been fetched.
         extra: what the request brings for drafters, see ``DraftRequest.extra``.
+        sampler: its ``pyspec.sampling.SamplerChain``, put there by the engine.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Sequence:
         "n_prompt",
         "params",
         "pieces",
+        "sampler",
         "seed",
         "stats",
         "text",
@@ -73,6 +75,7 @@ class Sequence:
         self.n_past = 0
         self.drafted: list[bool] = []
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.sampler: Any = None
         self.text = text
         self.pieces: deque[Piece] = deque()
         self.finish_reason: FinishReason | None = None

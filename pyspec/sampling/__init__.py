@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from .._sample import Scratch
+from .breakers import Breakers, VocabLike, make_breakers
+from .chain import Candidates, SamplerChain
+from .constraint import Constraint, Mask
 from .logprobs import Logprobs
 from .synthetic import SyntheticVerifier, synthetic_rates
-from .verify import Verifier
+from .verify import Q, Verifier
 
-__all__ = ["Logprobs", "SyntheticVerifier", "Verifier", "synthetic_rates"]
+__all__ = [
+    "Breakers",
+    "Candidates",
+    "Constraint",
+    "Logprobs",
+    "Mask",
+    "Q",
+    "SamplerChain",
+    "Scratch",
+    "SyntheticVerifier",
+    "Verifier",
+    "VocabLike",
+    "make_breakers",
+    "synthetic_rates",
+]

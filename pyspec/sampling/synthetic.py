@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from .. import _core
-from ..config import SamplingParams, SpeculationParams
+from ..config import SpeculationParams
 from ..errors import ConfigError
 from ..types import F32Array
-from .verify import Verifier
+from .chain import SYNTHETIC, SamplerChain
+from .verify import Q, Verifier
 
 __all__ = ["SyntheticVerifier", "synthetic_rates"]
-
-#: Stream of the random numbers, apart from the sampler's (0).
-_STREAM = 1
 
 
 def synthetic_rates(params: SpeculationParams, n_max: int) -> list[float]:
@@ -77,15 +74,16 @@ class SyntheticVerifier:
         logits: F32Array,
         row: int,
         draft: Sequence[int],
-        params: SamplingParams,
-        seed: int,
+        chain: SamplerChain,
         pos: int,
+        q: Q = (),
     ) -> tuple[int, list[int]]:
         """See :meth:`Verifier.__call__`."""
         n_acc = 0
         for i, token in enumerate(draft):
-            if _core.philox_uniform(seed, _STREAM, pos + i) >= self.probs[i] or token in self._eog:
+            if chain.uniform(SYNTHETIC, pos + i) >= self.probs[i] or token in self._eog:
                 break
+            chain.accept(token)
             n_acc += 1
-        _, emitted = self._verifier(logits, row + n_acc, (), params, seed, pos + n_acc)
+        _, emitted = self._verifier(logits, row + n_acc, (), chain, pos + n_acc)
         return n_acc, [*draft[:n_acc], *emitted]

@@ -317,6 +317,45 @@ def test_options_arrive(fake: type[FakeLLM]) -> None:
     )
 
 
+def test_sampling_options(fake: type[FakeLLM]) -> None:
+    flags = (
+        "--temp 0.9 --typical 0.9 --top-n-sigma 2 --xtc-probability 0.1 --xtc-threshold 0.2 --dynatemp-range 0.3 "
+        "--dynatemp-exp 1.5 --repeat-penalty 1.1 --frequency-penalty 0.2 --presence-penalty 0.3 --repeat-last-n -1 "
+        "--dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n 99 --min-keep 2 "
+        "--verification block -l 5+1.5 -l 7-inf --samplers penalties;dry;top_n_sigma;typical_p;xtc;temperature"
+    )
+    breakers = ["--dry-sequence-breaker", "a b", "--dry-sequence-breaker", "."]
+    assert run("generate", "m.gguf", "-q", "-p", "x", *flags.split(), *breakers) == 0
+    assert fake.made[0].params == SamplingParams(
+        max_tokens=256, temperature=0.9, typical_p=0.9, top_n_sigma=2, xtc_probability=0.1, xtc_threshold=0.2,
+        dynatemp_range=0.3, dynatemp_exponent=1.5, penalty_repeat=1.1, penalty_freq=0.2, penalty_present=0.3,
+        penalty_last_n=-1, dry_multiplier=0.8, dry_base=2, dry_allowed_length=3, dry_penalty_last_n=99, min_keep=2,
+        dry_sequence_breakers=("a b", "."), verification="block", logit_bias={5: 1.5, 7: float("-inf")},
+        samplers=("penalties", "dry", "top_n_sigma", "typical_p", "xtc", "temperature"),
+    )  # fmt: skip
+    assert (
+        run("generate", "m.gguf", "-q", "-p", "x", "--mirostat", "2", "--mirostat-ent", "3", "--mirostat-lr", "1") == 0
+    )
+    assert fake.made[1].params == SamplingParams(max_tokens=256, mirostat=2, mirostat_tau=3, mirostat_eta=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-l", "x+1"], "15043-1.5"),
+        (["-l", "5"], "15043-1.5"),
+        (["--samplers", "top_k;beam"], "unknown sampler"),
+        (["--verification", "hope"], "verification"),
+        (["--mirostat", "2", "--top-k", "3"], "replaces"),
+    ],
+)
+def test_bad_sampling_options(
+    flags: list[str], message: str, fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "m.gguf", "-q", "-p", "x", *flags) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 def test_what_is_not_given_is_left_to_the_library(fake: type[FakeLLM]) -> None:
     assert run("generate", "m.gguf", "-q", "-p", "x", "-n", "-1") == 0
     llm = fake.made[0]

@@ -27,14 +27,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_lookup": frozenset(),
     "_ngram": frozenset(),
     "_ngram_reference": frozenset(),
+    "_sample": frozenset(),
+    "_sample_reference": frozenset(),
     "_suffix": frozenset(),
     "_suffix_reference": frozenset(),
     "backends": LEVEL0,
     # level 2
-    "sampling": LEVEL0 | {"_core", "_reference"},
+    "sampling": LEVEL0 | {"_core", "_reference", "_sample"},
     "runtime": LEVEL0 | {"_core", "_reference", "backends"},
     # level 3: drafters meet models only through runtime's Evaluator
-    "drafters": LEVEL0 | {"_core", "_lookup", "_ngram", "_suffix", "sampling", "runtime"},
+    "drafters": LEVEL0 | {"_core", "_lookup", "_ngram", "_sample", "_suffix", "sampling", "runtime"},
     # level 4
     "engine": LEVEL0 | {"_core", "sampling", "runtime", "drafters"},
     # level 5
