@@ -1,4 +1,4 @@
-"""Sampling in the loop, on fakes: bad rows, constraints, interrupted steps, drafts that say what they were drawn from."""
+"""Sampling in the loop, on fakes: bad rows, constraints, interrupted steps, drafts that say how they were drawn."""
 
 from __future__ import annotations
 
