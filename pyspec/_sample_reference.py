@@ -73,8 +73,9 @@ def dry_penalties(
 def residual(ids: _I32, p: _F64, a: float, q_ids: _I32, q: _F32) -> _F64:
     """``max(0, a * p - q)`` over ``ids``, normalised."""
     other = dict(zip(q_ids.tolist(), q.tolist(), strict=True))
-    left = np.array([max(0.0, a * x - other.get(t, 0.0)) for t, x in zip(ids.tolist(), p.tolist(), strict=True)])
-    return left / left.sum()
+    left: _F64 = np.array([max(0.0, a * x - other.get(t, 0.0)) for t, x in zip(ids.tolist(), p.tolist(), strict=True)])
+    left /= left.sum()
+    return left
 
 
 class Sampler:

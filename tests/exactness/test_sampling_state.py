@@ -64,6 +64,8 @@ def test_b14_with_every_kind_of_drafter(way: str, tiny: Any, make_llm: Any) -> N
     draft = {"draft-eagle3": "eagle3-half", "exact": "draft-llama-half"}.get(way)
     speculation = "draft-simple" if way == "exact" else way
     off = make_llm(tiny(target), speculation="off", **options)
+    if way == "ngram-simple":
+        options["size_n"] = 1
     llm = make_llm(tiny(target), tiny(draft) if draft else None, speculation=speculation, **options)
     for setting in ("repeat", "dry", "mirostat2", "all"):
         wanted = off.generate(LOOP, **OPTIONS, **SETTINGS[setting]).tokens

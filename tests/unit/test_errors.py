@@ -25,6 +25,7 @@ from pyspec.errors import (
     NativeError,
     PyspecError,
     RollbackError,
+    SamplingError,
     UnsupportedError,
     VocabMismatchError,
 )
@@ -47,6 +48,7 @@ TREE: dict[type[Exception], tuple[type[Exception], ...]] = {
     DecodeFailed: (NativeError,),
     NativeAbortError: (NativeError,),
     RollbackError: (PyspecError, RuntimeError),
+    SamplingError: (PyspecError, ValueError),
 }
 
 

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_ngram": frozenset(),
     "_ngram_reference": frozenset(),
     "_sample": frozenset(),
-    "_sample_reference": frozenset(),
+    "_sample_reference": frozenset({"_sample"}),
     "_suffix": frozenset(),
     "_suffix_reference": frozenset(),
     "backends": LEVEL0,
