@@ -12,13 +12,14 @@ PIP := $(PY) -m pip --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint types build bench sdist wheel clean distclean
+.PHONY: help demo test test-fast lint types build build-cuda bench sdist wheel clean distclean
 
 help:
 	@echo "make demo       install into $(VENV), get a small model, answer a prompt with and without speculation"
 	@echo "make test       install into $(VENV) and run all checks: lint, types, tests"
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make build      native libraries and extensions, in place"
+	@echo "make build-cuda the same with the CUDA backend, for CUDA_ARCHITECTURES (90)"
 	@echo "make lint types bench sdist wheel clean distclean"
 
 # --- the environment: each stamp names what is installed, and is redone when the metadata changes ----------------------
@@ -37,7 +38,14 @@ $(VENV)/.stamp-base: pyproject.toml
 # The libraries are built here, not inside pip, because pip hides a build's progress. Does nothing when all is current.
 build: $(VENV)/.stamp-base
 	@echo "== native libraries and extensions"
+	@packages=$$($(PY) -m build_support requirements) && { test -z "$$packages" || $(PIP) install $$packages; }
 	@$(PY) setup.py -q build_ext --inplace
+
+# For the GPUs of CUDA_ARCHITECTURES (90: H100, H200), whether there is one here or not. Half an hour on two cores.
+CUDA_ARCHITECTURES ?= 90
+build-cuda: export PYSPEC_BACKENDS := cuda $(PYSPEC_BACKENDS)
+build-cuda: export CUDAARCHS := $(CUDA_ARCHITECTURES)
+build-cuda: build
 
 $(VENV)/.stamp-demo: $(VENV)/.stamp-base | build
 	@echo "== pyspec with what the command line needs"

@@ -7,6 +7,8 @@ from typing import Any
 
 from setuptools import build_meta
 
+from build_support import cuda
+from build_support.config import BuildConfig, BuildError
 from build_support.native import load_sync
 
 prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
@@ -23,12 +25,19 @@ def _fetch_requirements(*, pinned: bool = False) -> list[str]:
     return ["pip"]
 
 
+def _cuda_requirements() -> list[str]:
+    try:
+        return cuda.missing_requirements(BuildConfig.from_env())
+    except BuildError:
+        return []  # the build says it, with more to go by
+
+
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
-    return build_meta.get_requires_for_build_wheel(config_settings) + _fetch_requirements()
+    return build_meta.get_requires_for_build_wheel(config_settings) + _fetch_requirements() + _cuda_requirements()
 
 
 def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
-    return build_meta.get_requires_for_build_editable(config_settings) + _fetch_requirements()
+    return build_meta.get_requires_for_build_editable(config_settings) + _fetch_requirements() + _cuda_requirements()
 
 
 def get_requires_for_build_sdist(config_settings: _Settings = None) -> list[str]:

@@ -84,6 +84,7 @@ class BuildConfig:
         llama_src: a llama.cpp checkout to use instead of the pinned tree.
         build_dir: where intermediate files go.
         toolchain: the variables of :data:`TOOLCHAIN_VARIABLES`; another compiler or flag is another build.
+        cuda_archs: CMake's own variable ``CUDAARCHS``: GPU architectures to build for, as in ``86;89``.
     """
 
     backends: tuple[str, ...] = ("cpu",)
@@ -94,6 +95,7 @@ class BuildConfig:
     llama_src: Path | None = None
     build_dir: Path = ROOT / "build"
     toolchain: tuple[str, ...] = ("",) * len(TOOLCHAIN_VARIABLES)
+    cuda_archs: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> BuildConfig:
@@ -126,29 +128,46 @@ class BuildConfig:
             llama_src=llama_src,
             build_dir=Path(build_dir).expanduser().resolve() if build_dir else ROOT / "build",
             toolchain=tuple(env.get(name, "") for name in TOOLCHAIN_VARIABLES),
+            cuda_archs=env.get("CUDAARCHS", "").strip(),
         )
 
     @property
     def build_type(self) -> str:
         return "RelWithDebInfo" if self.debug else "Release"
 
-    def cmake_options(self) -> list[str]:
-        """Return the ``-D`` options for CMake, the user's last."""
+    def _common_options(self) -> list[str]:
         options = [f"-DCMAKE_BUILD_TYPE={self.build_type}", "-DGGML_OPENMP=OFF"]
         if self.portable:
             options += ["-DPYSPEC_NATIVE=OFF", "-DGGML_CPU_ALL_VARIANTS=ON"]
         else:
             options += ["-DPYSPEC_NATIVE=ON", "-DGGML_CPU_ALL_VARIANTS=OFF"]
+        return options
+
+    def cmake_options(self) -> list[str]:
+        """Return the ``-D`` options for CMake, the user's last."""
+        options = self._common_options()
         if "metal" not in self.backends:
             options.append("-DGGML_METAL=OFF")
         for name in self.backends:
             options += BACKEND_FLAGS[name]
+        if "cuda" in self.backends and self.cuda_archs:
+            options.append(f"-DCMAKE_CUDA_ARCHITECTURES={self.cuda_archs}")
         return options + list(self.cmake_args)
 
-    def options_key(self) -> str:
-        """Return a short name for the build folder: the same for equal options, whatever the sources."""
-        data = [self.cmake_options(), list(self.toolchain), str(self.llama_src or ""), sys.platform]
+    def _key(self, options: list[str]) -> str:
+        data = [options, list(self.toolchain), str(self.llama_src or ""), sys.platform]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:12]
+
+    def options_key(self) -> str:
+        """Return a short name for a build: the same for equal options, whatever the sources."""
+        return self._key(self.cmake_options())
+
+    def folder_key(self) -> str:
+        """Return a short name for the folder of a build.
+
+        Backends are modules of their own: with one more of them all else stays as it was compiled.
+        """
+        return self._key([*self._common_options(), *self.cmake_args])
 
     def summary(self) -> str:
         """Return one line for people."""
@@ -158,6 +177,8 @@ class BuildConfig:
             self.build_type,
             f"{self.jobs} jobs",
         ]
+        if "cuda" in self.backends and self.cuda_archs:
+            parts.append(f"CUDA architectures {self.cuda_archs}")
         if self.cmake_args:
             parts.append(f"CMAKE_ARGS: {shlex.join(self.cmake_args)}")
         if self.llama_src:

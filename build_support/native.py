@@ -18,10 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from build_support import preflight
+from build_support import cuda, preflight
 from build_support.config import ROOT, BuildConfig, BuildError
 
-_STAMP = "stamp.json"
 # What decides how the libraries come out, besides the sources and the options.
 _BUILD_FILES = ("CMakeLists.txt", "native.py")
 
@@ -104,22 +103,27 @@ def stamp_key(config: BuildConfig, pin: Any) -> str:
     return digest.hexdigest()
 
 
-def read_stamp(folder: Path) -> dict[str, Any]:
-    """Return the stamp of a finished build in ``folder``, or an empty dict."""
+def stamp_file(install_dir: Path) -> Path:
+    """Return where the record of a finished build is."""
+    return install_dir.with_name(f"{install_dir.name}.json")
+
+
+def read_stamp(install_dir: Path) -> dict[str, Any]:
+    """Return the stamp of a finished build in ``install_dir``, or an empty dict."""
     try:
-        stamp = json.loads((folder / _STAMP).read_text(encoding="utf-8"))
+        stamp = json.loads(stamp_file(install_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return stamp if isinstance(stamp, dict) else {}
 
 
-def is_current(folder: Path, key: str) -> bool:
-    """Return whether ``folder`` holds a complete build for ``key``."""
-    stamp = read_stamp(folder)
+def is_current(install_dir: Path, key: str) -> bool:
+    """Return whether ``install_dir`` holds a complete build for ``key``."""
+    stamp = read_stamp(install_dir)
     libraries = stamp.get("libraries")
     if stamp.get("key") != key or not libraries:
         return False
-    sizes = {path.name: path.stat().st_size for path in (folder / "install").glob("*") if path.is_file()}
+    sizes = {path.name: path.stat().st_size for path in install_dir.glob("*") if path.is_file()}
     return bool(sizes == libraries)
 
 
@@ -222,18 +226,20 @@ def _info(config: BuildConfig, pin: Any, source: Path, folder: Path, libraries: 
 def build(config: BuildConfig) -> NativeBuild:
     """Build the libraries unless a build with the same key is there.
 
-    A tree of the user's (``PYSPEC_LLAMA_SRC``) may change at any time, so there Ninja decides each time.
+    Builds that differ in their backends alone share a folder and all that is compiled in it; each has a folder of its
+    own to install to. A tree of the user's (``PYSPEC_LLAMA_SRC``) may change at any time, so there Ninja decides each
+    time.
 
     Raises:
         BuildError: something is missing, or a step failed.
     """
     source, pin = source_tree(config)
-    folder = config.build_dir / f"native-{config.options_key()}"
+    folder = config.build_dir / f"native-{config.folder_key()}"
     key = stamp_key(config, pin)
-    install_dir = folder / "install"
+    install_dir = folder / f"install-{config.options_key()}"
     with _lock(config.build_dir / f"{folder.name}.lock"):
-        if config.llama_src is None and is_current(folder, key):
-            stamp = read_stamp(folder)
+        if config.llama_src is None and is_current(install_dir, key):
+            stamp = read_stamp(install_dir)
             return NativeBuild(install_dir, source, tuple(stamp["libraries"]), stamp["info"], rebuilt=False)
         preflight.check(config)
         start = time.monotonic()
@@ -241,9 +247,9 @@ def build(config: BuildConfig) -> NativeBuild:
         _configure_and_compile(config, pin, source, folder, install_dir)
         libraries = {path.name: path.stat().st_size for path in sorted(install_dir.glob("*")) if path.is_file()}
         info = _info(config, pin, source, folder, list(libraries))
-        partial = folder / f"{_STAMP}.part"
+        partial = install_dir.with_name(f"{install_dir.name}.part")
         partial.write_text(json.dumps({"key": key, "libraries": libraries, "info": info}, indent=1), encoding="utf-8")
-        os.replace(partial, folder / _STAMP)
+        os.replace(partial, stamp_file(install_dir))
         total = sum(libraries.values()) / 1e6
         say(f"native libraries ready after {time.monotonic() - start:.0f} s: {len(libraries)} files, {total:.1f} MB")
         return NativeBuild(install_dir, source, tuple(libraries), info, rebuilt=True)
@@ -262,10 +268,12 @@ def _configure_and_compile(config: BuildConfig, pin: Any, source: Path, folder: 
             shutil.rmtree(folder)
         cache.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _STAMP).unlink(missing_ok=True)
+    stamp_file(install_dir).unlink(missing_ok=True)
     commit = "external" if config.llama_src else pin.llama_commit
     configure = [cmake, "-G", "Ninja", "-S", str(ROOT / "build_support"), "-B", str(folder)]
     configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPYSPEC_LLAMA_DIR={source}", f"-DPYSPEC_LLAMA_COMMIT={commit}"]
+    if "cuda" in config.backends:
+        configure += cuda.options(config, config.build_dir)
     configure += config.cmake_options()
     _run(configure, "configuring the native build", folder / "configure.log")
     _run(

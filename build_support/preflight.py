@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from build_support import cuda
 from build_support.config import BuildConfig, BuildError
 
 _COMPILER_HELP = (
@@ -17,7 +18,7 @@ _COMPILER_HELP = (
 )
 
 # Where an SDK usually lies although it is not on PATH.
-_SDK_FOLDERS = {"cuda": "/usr/local/cuda/bin/nvcc", "hip": "/opt/rocm/bin/hipcc"}
+_SDK_FOLDERS = {"hip": "/opt/rocm/bin/hipcc"}
 
 
 def _which(name: str, environ: Mapping[str, str]) -> str | None:
@@ -54,18 +55,6 @@ def _has_header(name: str, environ: Mapping[str, str]) -> bool:
     return any(folder and (Path(folder) / name).is_file() for folder in folders)
 
 
-def _check_cuda(config: BuildConfig, environ: Mapping[str, str]) -> None:
-    if any("CMAKE_CUDA_COMPILER=" in arg for arg in config.cmake_args) or environ.get("CUDACXX"):
-        return
-    if any((Path(environ[name]) / "bin" / "nvcc").exists() for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)):
-        return
-    if not _find_sdk("cuda", "nvcc", environ):
-        raise BuildError(
-            "backend cuda: the CUDA compiler nvcc was not found. Install the CUDA toolkit (Debian: apt install "
-            "nvidia-cuda-toolkit, or NVIDIA's own packages) and put its bin folder on PATH, or set CUDACXX to nvcc."
-        )
-
-
 def _check_vulkan(config: BuildConfig, environ: Mapping[str, str]) -> None:
     told = " ".join(config.cmake_args)
     if _which("glslc", environ) is None and "Vulkan_GLSLC_EXECUTABLE" not in told:
@@ -77,8 +66,13 @@ def _check_vulkan(config: BuildConfig, environ: Mapping[str, str]) -> None:
         )
 
 
-def check(config: BuildConfig, environ: Mapping[str, str] | None = None) -> None:
+def check(config: BuildConfig, environ: Mapping[str, str] | None = None, *, packages: bool = True) -> None:
     """Check compilers, Python headers and the SDKs of the chosen backends.
+
+    Args:
+        config: the build.
+        environ: instead of ``os.environ``.
+        packages: miss Python packages, too. Off before there is an environment to install them into.
 
     Raises:
         BuildError: something is missing; the message names the package to install.
@@ -94,7 +88,7 @@ def check(config: BuildConfig, environ: Mapping[str, str] | None = None) -> None
             "Fedora: dnf install python3-devel"
         )
     if "cuda" in config.backends:
-        _check_cuda(config, env)
+        cuda.check(config, env, packages=packages)
     if "vulkan" in config.backends:
         _check_vulkan(config, env)
     if "metal" in config.backends and sys.platform != "darwin":
