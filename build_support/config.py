@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,17 +135,13 @@ class BuildConfig:
     def build_type(self) -> str:
         return "RelWithDebInfo" if self.debug else "Release"
 
-    def _common_options(self) -> list[str]:
+    def cmake_options(self) -> list[str]:
+        """Return the ``-D`` options for CMake, the user's last."""
         options = [f"-DCMAKE_BUILD_TYPE={self.build_type}", "-DGGML_OPENMP=OFF"]
         if self.portable:
             options += ["-DPYSPEC_NATIVE=OFF", "-DGGML_CPU_ALL_VARIANTS=ON"]
         else:
             options += ["-DPYSPEC_NATIVE=ON", "-DGGML_CPU_ALL_VARIANTS=OFF"]
-        return options
-
-    def cmake_options(self) -> list[str]:
-        """Return the ``-D`` options for CMake, the user's last."""
-        options = self._common_options()
         if "metal" not in self.backends:
             options.append("-DGGML_METAL=OFF")
         for name in self.backends:
@@ -154,20 +150,17 @@ class BuildConfig:
             options.append(f"-DCMAKE_CUDA_ARCHITECTURES={self.cuda_archs}")
         return options + list(self.cmake_args)
 
-    def _key(self, options: list[str]) -> str:
-        data = [options, list(self.toolchain), str(self.llama_src or ""), sys.platform]
-        return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:12]
-
     def options_key(self) -> str:
         """Return a short name for a build: the same for equal options, whatever the sources."""
-        return self._key(self.cmake_options())
+        data = [self.cmake_options(), list(self.toolchain), str(self.llama_src or ""), sys.platform]
+        return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:12]
 
     def folder_key(self) -> str:
         """Return a short name for the folder of a build.
 
         Backends are modules of their own: with one more of them all else stays as it was compiled.
         """
-        return self._key([*self._common_options(), *self.cmake_args])
+        return replace(self, backends=("cpu",)).options_key()
 
     def summary(self) -> str:
         """Return one line for people."""

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 config = pytest.importorskip("build_support.config")
-from build_support import binding, native, preflight  # noqa: E402
+from build_support import binding, cuda, native, preflight  # noqa: E402
 
 BuildConfig, BuildError = config.BuildConfig, config.BuildError
 
@@ -94,6 +94,22 @@ def test_a_changed_option_is_another_build(sync: ModuleType, change: dict[str, A
     assert BuildConfig().options_key() != replace(BuildConfig(), **change).options_key()
 
 
+def test_another_backend_shares_what_is_compiled() -> None:
+    """The backends are modules of their own: with one more of them all else stays as it was compiled."""
+    plain, vulkan = BuildConfig(), BuildConfig(backends=("cpu", "vulkan"))
+    assert plain.folder_key() == vulkan.folder_key() == BuildConfig(cuda_archs="90").folder_key()
+    assert plain.folder_key() != BuildConfig(cmake_args=("-DGGML_VULKAN=ON",)).folder_key()
+    assert plain.folder_key() != BuildConfig(portable=True).folder_key()
+
+
+def test_cuda_architectures_are_another_build_of_the_cuda_backend_only() -> None:
+    keys = {BuildConfig(backends=("cpu", "cuda"), cuda_archs=archs).options_key() for archs in ("", "86", "90")}
+    assert len(keys) == 3
+    assert BuildConfig().options_key() == BuildConfig(cuda_archs="90").options_key()
+    environ = {"PYSPEC_BACKENDS": "cuda", "CUDAARCHS": "86;89"}
+    assert "-DCMAKE_CUDA_ARCHITECTURES=86;89" in BuildConfig.from_env(environ).cmake_options()
+
+
 def test_another_compiler_or_flag_is_another_build() -> None:
     keys = {BuildConfig.from_env({name: "x"}).options_key() for name in ("CC", "CXX", "CFLAGS", "LDFLAGS")}
     assert len(keys) == 4
@@ -153,6 +169,14 @@ def test_the_second_build_does_nothing(steps: FakeSteps, tmp_path: Path) -> None
     assert second.info["modules"] == ["cpu"]
 
 
+def test_two_sets_of_backends_side_by_side(steps: FakeSteps, tmp_path: Path) -> None:
+    plain = BuildConfig(build_dir=tmp_path)
+    first, more = native.build(plain), native.build(replace(plain, backends=("cpu", "vulkan")))
+    assert first.install_dir != more.install_dir
+    assert first.install_dir.parent == more.install_dir.parent
+    assert (steps.builds, native.build(plain).rebuilt) == (2, False)
+
+
 def test_a_changed_option_builds_again_and_the_first_build_stays(steps: FakeSteps, tmp_path: Path) -> None:
     plain = BuildConfig(build_dir=tmp_path)
     native.build(plain)
@@ -171,7 +195,7 @@ def test_a_damaged_build_is_done_again(steps: FakeSteps, tmp_path: Path, damage:
     elif damage == "cut":
         library.write_bytes(b"lib")
     else:
-        (build.install_dir.parent / "stamp.json").write_text('{"key": ')
+        native.stamp_file(build.install_dir).write_text('{"key": ')
     assert native.build(options).rebuilt
 
 
@@ -256,13 +280,140 @@ def test_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_sdk_is_named(tmp_path: Path, backend: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.sys, "platform", "linux")
     monkeypatch.setattr(preflight, "_SDK_FOLDERS", {})
+    monkeypatch.setattr(preflight, "_SYSTEM_PREFIXES", ())
+    monkeypatch.setattr(cuda, "_USUAL_ROOT", tmp_path)
     with pytest.raises(BuildError, match=message):
         preflight.check(BuildConfig(backends=("cpu", backend)), programs(tmp_path, "cc", "c++"))
 
 
-def test_cuda_by_a_path_of_the_users(tmp_path: Path) -> None:
-    environ = programs(tmp_path, "cc", "c++") | {"CUDACXX": "somewhere/nvcc"}
-    preflight.check(BuildConfig(backends=("cpu", "cuda")), environ)
+class FakeToolkit:
+    """A CUDA toolkit in a folder, with or without cuBLAS and the driver's stub, and a package of cuBLAS."""
+
+    def __init__(self, folder: Path, release: str = "13.0") -> None:
+        self.root = folder / "toolkit"
+        self.bin = folder / "bin"
+        self.package = folder / "site-packages" / "nvidia"
+        (self.root / "bin").mkdir(parents=True)
+        self.bin.mkdir()
+        nvcc = self.root / "bin" / "nvcc"
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+        nvcc.chmod(0o755)
+        self.environ = programs(self.bin, "cc", "c++") | {"CUDACXX": str(nvcc)}
+
+    def add(self, *names: str, under: Path | None = None) -> None:
+        for name in names:
+            path = (under or self.root) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"// {name}\n")
+
+    def add_package(self) -> None:
+        names = ("include/cublas_v2.h", "include/cublas_api.h", "include/cuda_fp16.h")
+        self.add(*names, "lib/libcublas.so.13", "lib/libcublasLt.so.13", under=self.package / "cu13")
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeToolkit:
+    fake = FakeToolkit(tmp_path)
+
+    spec = SimpleNamespace(submodule_search_locations=[str(fake.package)])
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(cuda, "_has_gpu", lambda: False)
+    return fake
+
+
+CUDA = BuildConfig(backends=("cpu", "cuda"), cuda_archs="90")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the fake compiler is a shell script")
+class TestCuda:
+    def test_a_complete_toolkit_needs_nothing(self, toolkit: FakeToolkit, tmp_path: Path) -> None:
+        toolkit.add("include/cublas_v2.h", "lib64/libcublas.so", "lib64/stubs/libcuda.so")
+        preflight.check(CUDA, toolkit.environ)
+        nvcc = toolkit.environ["CUDACXX"]
+        assert cuda.options(CUDA, tmp_path / "build", toolkit.environ) == [f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+        assert cuda.missing_requirements(CUDA, toolkit.environ) == []
+
+    def test_missing_cublas_names_the_packages(self, toolkit: FakeToolkit) -> None:
+        with pytest.raises(BuildError, match=r"no cuBLAS.*apt install libcublas-dev-13-0.*'nvidia-cublas>=13,<14'"):
+            preflight.check(CUDA, toolkit.environ)
+        assert cuda.missing_requirements(CUDA, toolkit.environ) == ["nvidia-cublas>=13,<14"]
+        preflight.check(CUDA, toolkit.environ, packages=False)  # the Makefile installs them
+        assert cuda.missing_requirements(BuildConfig(), toolkit.environ) == []
+
+    def test_cublas_of_the_package_is_used_from_a_path_that_stays(self, toolkit: FakeToolkit, tmp_path: Path) -> None:
+        """And only its own headers: those of the CUDA runtime must stay the toolkit's."""
+        toolkit.add_package()
+        preflight.check(CUDA, toolkit.environ)
+        build = tmp_path / "build"
+        options = cuda.options(CUDA, build, toolkit.environ)
+        stage = build / "cuda-13"
+        assert f"-DPYSPEC_CUDA_INCLUDE={stage / 'include'}" in options
+        assert f"-DCUDA_cublas_LIBRARY={stage / 'lib' / 'libcublas.so.13'}" in options
+        assert f"-DCUDA_cublasLt_LIBRARY={stage / 'lib' / 'libcublasLt.so.13'}" in options
+        assert sorted(p.name for p in (stage / "include").iterdir()) == ["cublas_api.h", "cublas_v2.h"]
+        before = (stage / "include" / "cublas_v2.h").stat().st_mtime_ns
+        assert cuda.options(CUDA, build, toolkit.environ) == options
+        assert (stage / "include" / "cublas_v2.h").stat().st_mtime_ns == before
+
+    def test_without_the_drivers_stub_its_pool_is_left_out(self, toolkit: FakeToolkit, tmp_path: Path) -> None:
+        toolkit.add("include/cublas_v2.h", "lib64/libcublas.so")
+        driver = any(Path("/usr/lib").glob("*-linux-gnu/libcuda.so")) or Path("/usr/lib64/libcuda.so").exists()
+        assert ("-DGGML_CUDA_NO_VMM=ON" in cuda.options(CUDA, tmp_path, toolkit.environ)) != driver
+
+    def test_without_a_gpu_the_architecture_must_be_named(self, toolkit: FakeToolkit) -> None:
+        toolkit.add("include/cublas_v2.h", "lib64/libcublas.so")
+        with pytest.raises(BuildError, match=r"no NVIDIA GPU here.*CUDAARCHS=90.*H100"):
+            preflight.check(replace(CUDA, cuda_archs=""), toolkit.environ)
+        for told in ({"cmake_args": ("-DCMAKE_CUDA_ARCHITECTURES=86",)}, {"portable": True}):
+            preflight.check(replace(CUDA, cuda_archs="", **told), toolkit.environ)
+
+    def test_an_old_toolkit_is_refused(self, tmp_path: Path) -> None:
+        old = FakeToolkit(tmp_path, "10.2")
+        with pytest.raises(BuildError, match=r"is of CUDA 10\.2, 11\.7 or newer is needed"):
+            preflight.check(CUDA, old.environ)
+
+    def test_a_compiler_that_is_none(self, toolkit: FakeToolkit) -> None:
+        with pytest.raises(BuildError, match="CUDACXX is somewhere/nvcc, but there is no such program"):
+            preflight.check(CUDA, toolkit.environ | {"CUDACXX": "somewhere/nvcc"})
+        with pytest.raises(BuildError, match="does not answer like nvcc"):
+            preflight.check(CUDA, toolkit.environ | {"CUDACXX": str(toolkit.bin / "cc")})
+
+
+VULKAN = BuildConfig(backends=("cpu", "vulkan"))
+CORE_H = """\
+#define VK_HEADER_VERSION 239
+#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, 3, VK_HEADER_VERSION)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="compilers are found by setuptools there")
+def test_vulkan_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thing that is missing is named, old headers with their version; with all of them the check passes."""
+    monkeypatch.setattr(preflight, "_SYSTEM_PREFIXES", ())
+    monkeypatch.setattr(preflight.sysconfig, "get_config_var", lambda _: "nowhere")
+    sdk = tmp_path / "sdk"
+    headers = sdk / "include" / "vulkan"
+    headers.mkdir(parents=True)
+    environ = programs(tmp_path, "cc", "c++") | {"VULKAN_SDK": str(sdk)}
+
+    def refused(pattern: str) -> None:
+        with pytest.raises(BuildError, match=pattern):
+            preflight.check(VULKAN, environ)
+
+    refused("glslc was not found")
+    programs(tmp_path, "glslc")
+    refused(r"vulkan_core\.h was not found.*apt install libvulkan-dev spirv-headers")
+    (headers / "vulkan_core.h").write_text(CORE_H)
+    (headers / "vulkan_structs.hpp").write_text("struct Layer {};")
+    refused(r"are of Vulkan 1\.3\.239 and have no vk::LayerSettingEXT; 1\.3\.275 or newer")
+    (headers / "vulkan_structs.hpp").write_text("  struct LayerSettingEXT\n")
+    refused(r"spirv\.hpp was not found. Debian: apt install spirv-headers")
+    (sdk / "include" / "spirv" / "unified1").mkdir(parents=True)
+    (sdk / "include" / "spirv" / "unified1" / "spirv.hpp").write_text("")
+    refused("loader libvulkan was not found")
+    (sdk / "lib").mkdir()
+    (sdk / "lib" / "libvulkan.so").write_text("")
+    preflight.check(VULKAN, environ)
 
 
 # --- the binding's declarations ---
