@@ -1,4 +1,4 @@
-"""Turn ``_cdef.h`` and ``_shim.h`` into the C source of the cffi extension (API mode)."""
+"""Turn ``_cdef.h`` and the shim's headers into the C source of the cffi extension (API mode)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from build_support.config import BuildError
 
 MODULE = "pyspec.backends._llama"
 
-_HEADERS = ("llama.h", "ggml.h", "ggml-backend.h", "ggml-cpu.h", "ggml-alloc.h", "gguf.h", "_shim.h")
+#: Our own C API; with ``_cdef.h`` all that Python sees.
+SHIM_HEADERS = ("_shim.h", "_shim_devices.h")
+_HEADERS = ("llama.h", "ggml.h", "ggml-backend.h", "ggml-cpu.h", "ggml-alloc.h", "gguf.h", *SHIM_HEADERS)
 
 
 def strip_preprocessor(text: str) -> str:
@@ -50,7 +52,7 @@ def generate(backends_dir: Path, target: Path) -> Path:
     except ImportError:
         raise BuildError("cffi was not found. Install it: python -m pip install cffi") from None
     ffi = cffi.FFI()
-    for name in ("_cdef.h", "_shim.h"):
+    for name in ("_cdef.h", *SHIM_HEADERS):
         try:
             ffi.cdef(strip_preprocessor((backends_dir / name).read_text(encoding="utf-8")))
         except OSError as exc:

@@ -65,7 +65,7 @@ def _binding_extension(config: BuildConfig) -> Extension:
         binding.MODULE,
         # Replaced by the generated file once the libraries (and so the headers) are there.
         ["build/binding/_llama.c"],
-        depends=[f"pyspec/backends/{name}" for name in ("_cdef.h", "_shim.h", "_shim.cpp")],
+        depends=sorted(path.relative_to(ROOT).as_posix() for path in (*BACKENDS.glob("*.h"), *BACKENDS.glob("*.cpp"))),
         include_dirs=["pyspec/backends"],
         libraries=list(LIB_NAMES),
         language="c++",
@@ -210,13 +210,13 @@ class BuildExt(build_ext):
 
     def _compile_shim(self, ext: Extension) -> list[str]:
         # By itself, because a C++ standard flag given to both languages is an error for one of them.
-        shim = BACKENDS / "_shim.cpp"
+        sources = sorted(path.relative_to(ROOT).as_posix() for path in BACKENDS.glob("_shim*.cpp"))
         flags = ["-std=c++17", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
         if WINDOWS:
             flags = ["/std:c++17", "/EHsc"]
         return list(
             self.compiler.compile(
-                [shim.relative_to(ROOT).as_posix()],
+                sources,
                 output_dir=self.build_temp,
                 include_dirs=ext.include_dirs,
                 macros=self._version_macros(),

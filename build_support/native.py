@@ -255,8 +255,23 @@ def build(config: BuildConfig) -> NativeBuild:
         return NativeBuild(install_dir, source, tuple(libraries), info, rebuilt=True)
 
 
+def configure_command(config: BuildConfig, pin: Any, source: Path, folder: Path) -> list[str]:
+    """Return the command that configures the native build in ``folder``.
+
+    Raises:
+        BuildError: CMake, Ninja or the CUDA toolkit was not found.
+    """
+    commit = "external" if config.llama_src else pin.llama_commit
+    command = [find_tool("cmake"), "-G", "Ninja", "-S", str(ROOT / "build_support"), "-B", str(folder)]
+    command += [f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}"]
+    command += [f"-DPYSPEC_LLAMA_DIR={source}", f"-DPYSPEC_LLAMA_COMMIT={commit}"]
+    if "cuda" in config.backends:
+        command += cuda.options(config, config.build_dir)
+    return command + config.cmake_options()
+
+
 def _configure_and_compile(config: BuildConfig, pin: Any, source: Path, folder: Path, install_dir: Path) -> None:
-    cmake, ninja = find_tool("cmake"), find_tool("ninja")
+    cmake = find_tool("cmake")
     cache = folder / "CMakeCache.txt"
     if cache.exists():
         # Options that are gone from the command line would live on in the cache; compiled objects stay usable.
@@ -269,13 +284,7 @@ def _configure_and_compile(config: BuildConfig, pin: Any, source: Path, folder: 
         cache.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     stamp_file(install_dir).unlink(missing_ok=True)
-    commit = "external" if config.llama_src else pin.llama_commit
-    configure = [cmake, "-G", "Ninja", "-S", str(ROOT / "build_support"), "-B", str(folder)]
-    configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPYSPEC_LLAMA_DIR={source}", f"-DPYSPEC_LLAMA_COMMIT={commit}"]
-    if "cuda" in config.backends:
-        configure += cuda.options(config, config.build_dir)
-    configure += config.cmake_options()
-    _run(configure, "configuring the native build", folder / "configure.log")
+    _run(configure_command(config, pin, source, folder), "configuring the native build", folder / "configure.log")
     _run(
         [cmake, "--build", str(folder), "--parallel", str(config.jobs)],
         "compiling the native libraries",

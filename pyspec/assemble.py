@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from . import backends
+from . import backends, fit
 from .config import ContextParams, ModelParams, SpeculationParams
 from .drafters import choose, custom, registry
 from .drafters.base import Drafter, Plan
@@ -110,8 +110,14 @@ def load_models(
     draft: str | os.PathLike[str] | Model | None,
     options: Options,
     progress: Progress | None = None,
+    n_seq: int = 1,
 ) -> tuple[Model, Model | None, ExitStack]:
-    """Load what is given as a path; a Model stays its owner's. The stack closes what was loaded here."""
+    """Load what is given as a path; a Model stays its owner's. The stack closes what was loaded here.
+
+    Raises:
+        DoesNotFitError: a device lacks the memory; found before anything is loaded.
+        ModelLoadError: a file cannot be loaded. UnsupportedError: the target is a draft.
+    """
     for what, given in (("model", model), ("draft", draft)):
         if not isinstance(given, (str, os.PathLike, Model)) and not (what == "draft" and given is None):
             raise ConfigError(f"{what} must be a path or a pyspec.Model, got {type(given).__name__}")
@@ -123,6 +129,7 @@ def load_models(
             wants_mtp = "draft-mtp" in options.speculation or (options.speculation == ("auto",) and draft is None)
             if wants_mtp and read_header(model).get("nextn_predict_layers", 0):
                 params = replace(params, load_mtp=True)
+            _check_memory(model, params, draft, options, n_seq)
             model = stack.enter_context(Model(model, params, progress))
         if draft is not None and not isinstance(draft, Model):
             params = options.draft_model
@@ -131,6 +138,36 @@ def load_models(
             draft = stack.enter_context(Model(draft, params, progress))
         owned = stack.pop_all()
     return model, draft, owned
+
+
+def _check_memory(
+    path: str | os.PathLike[str],
+    params: ModelParams,
+    draft: str | os.PathLike[str] | Model | None,
+    options: Options,
+    n_seq: int,
+) -> None:
+    """Refuse what does not fit, with what would. A draft that is loaded already has its memory."""
+    backends.load()
+    path = os.fspath(path)
+    trained = int(read_header(path).get("context_length", 0)) or N_CTX_DEFAULT_MAX
+    n_ctx = options.n_ctx or min(trained, N_CTX_DEFAULT_MAX)
+    context = options.context
+    changes: dict[str, Any] = {
+        "n_ctx": n_ctx if context.kv_unified else n_ctx * n_seq,
+        "n_batch": max(context.n_batch, n_seq),
+        "n_seq_max": n_seq,
+    }
+    if not context.n_outputs_max:
+        changes["n_outputs_max"] = min(changes["n_batch"], n_seq * (options.params.n_max + 1))
+    parts = fit.parts_of(
+        fit.Part("target", path, params, context.override(**changes)),
+        None if draft is None or isinstance(draft, Model) else os.fspath(draft),
+        options.draft_model,
+        options.draft_context,
+        params.load_mtp and draft is None,
+    )
+    fit.check(parts, backends.devices())
 
 
 def _check_target(path: str | os.PathLike[str]) -> None:

@@ -187,7 +187,17 @@ class ModelParams(_Options):
                 raise ConfigError(f"devices must be a sequence of device names, got {self.devices!r}")
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.tensor_split is not None:
-            object.__setattr__(self, "tensor_split", tuple(float(x) for x in self.tensor_split))
+            self._check_tensor_split(self.tensor_split)
+
+    def _check_tensor_split(self, shares: Any) -> None:
+        if isinstance(shares, (str, bytes)) or not isinstance(shares, Iterable):
+            raise ConfigError(f"tensor_split must be a sequence of numbers, one for each device, got {shares!r}")
+        shares = tuple(shares)
+        for i, share in enumerate(shares):
+            _check_float(f"tensor_split[{i}]", share, 0.0)
+        if not shares or not 0 < sum(shares) < math.inf:
+            raise ConfigError(f"tensor_split must have a share above 0, got {shares!r}")
+        object.__setattr__(self, "tensor_split", tuple(float(share) for share in shares))
 
 
 @dataclass(frozen=True, slots=True)

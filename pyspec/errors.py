@@ -49,6 +49,19 @@ class ModelLoadError(PyspecError, OSError):
     """A model file that is missing, malformed, or too large. Native log lines are attached."""
 
 
+class DoesNotFitError(ModelLoadError):
+    """Model, caches and work buffers need more memory than a device has free; the message says what would fit.
+
+    Attributes:
+        needed_bytes, free_bytes: by device; host memory is "CPU".
+    """
+
+    def __init__(self, message: str, needed_bytes: dict[str, int], free_bytes: dict[str, int]) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
 class DataFileError(PyspecError, OSError):
     """A file of recorded tokens that is missing, damaged, or of another vocabulary. Nothing of it was taken over."""
 

@@ -133,7 +133,7 @@ class LLM:
             ContextParams(n_seq_max=n_seq_max)
         self._auto_seq = n_seq_max is None
         self._options = _assemble.Options.sort(speculation, n_ctx, options)
-        self._model, self._draft, owned = _assemble.load_models(model, draft, self._options, progress)
+        self._model, self._draft, owned = _assemble.load_models(model, draft, self._options, progress, n_seq_max or 1)
         with owned:
             self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_seq_max or 1)
             self._stack = owned.pop_all()

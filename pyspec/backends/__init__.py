@@ -6,23 +6,41 @@ from typing import Any
 
 from . import _binding, _loader
 from ._binding import is_loaded, load, set_log_level
-from .devices import Device, devices
+from ._context_checks import available_bytes
+from ._estimate import HOST, MemoryUse, estimate_memory
+from ._gguf import split_paths
+from ._select import devices_in_use
+from .devices import Device, DeviceTest, check_device, devices, features, find_device
 from .handles import ContextHandle, ModelHandle, ThreadPool, quantize
 
 __all__ = [
+    "HOST",
     "ContextHandle",
     "Device",
+    "DeviceTest",
+    "MemoryUse",
     "ModelHandle",
     "ThreadPool",
     "available",
+    "available_bytes",
     "build_info",
+    "check_device",
     "devices",
+    "devices_in_use",
+    "estimate_memory",
+    "features",
+    "find_device",
     "is_loaded",
     "load",
     "quantize",
     "set_log_level",
+    "split_paths",
     "unavailable",
 ]
+
+
+# Where ggml's name is not that of the build option.
+_BACKEND_NAMES = {"MTL": "metal", "ROCm": "hip"}
 
 
 def available() -> list[str]:
@@ -30,7 +48,7 @@ def available() -> list[str]:
     load()
     ffi, lib = _binding.ffi, _binding.lib
     names = (ffi.string(lib.pyspec_backend_name(i)).decode() for i in range(lib.pyspec_backend_count()))
-    return list(dict.fromkeys(name.lower() for name in names))
+    return list(dict.fromkeys(_BACKEND_NAMES.get(name, name.lower()) for name in names))
 
 
 def unavailable() -> dict[str, str]:

@@ -17,7 +17,7 @@ from ._threadpool import usable_cpus
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
 
-__all__ = ["ContextBase"]
+__all__ = ["ContextBase", "native_context_params"]
 
 # options that llama_context_params has under the same name
 _SAME_NAME = (
@@ -46,7 +46,7 @@ class ContextBase(Handle):
         self.model, self.other, self.params = model, other, params
         self._abort_flag = ffi.new("int *")
         self.n_embd_encode, self.n_embd_decode = _input_widths(model, params.ctx_type == "mtp")
-        native_params = _native_params(params, embeddings)
+        native_params = native_context_params(params, embeddings)
         check_memory(model, params, native_params)
         out = ffi.new("pyspec_context **")
         self._shared_memory = model.architecture == "gemma4-assistant"
@@ -144,7 +144,8 @@ def _raise_flag(abort_flag: Any) -> None:
     abort_flag[0] = 1
 
 
-def _native_params(params: ContextParams, embeddings: bool) -> Any:
+def native_context_params(params: ContextParams, embeddings: bool) -> Any:
+    """``llama_context_params`` for the options."""
     ffi, lib = _binding.ffi, _binding.lib
     p = ffi.new("struct llama_context_params *", lib.llama_context_default_params())
     for name in _SAME_NAME:

@@ -14,7 +14,7 @@ from ._model import ModelHandle, native_model_params
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
 
-__all__ = ["check_context", "check_memory"]
+__all__ = ["available_bytes", "check_context", "check_memory"]
 
 # ggml type number -> (bytes, values) of a block
 _BLOCKS = {
@@ -97,7 +97,7 @@ def check_memory(model: ModelHandle, params: ContextParams, native_params: Any) 
     is killed when it is first written. Only asked when a rough upper bound comes near; then libllama itself computes
     the size, without allocating.
     """
-    available = _available_bytes()
+    available = available_bytes()
     if available is None or model.architecture == "gemma4-assistant":
         return
     lower, upper = _cache_bounds(model, params)
@@ -145,7 +145,7 @@ def _cache_bounds(model: ModelHandle, params: ContextParams) -> tuple[int, int]:
     return n_cells * (_CELL_BYTES + (0 if compressed or model.is_hybrid else int(model.n_head_kv * per_head))), upper
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
     """Memory this process can still get: the system's, cut to the cgroup's limit; None if unknown."""
     free: int | None = None
     try:

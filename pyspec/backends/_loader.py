@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import BackendLoadError
+from . import _dependencies
 
 __all__ = ["LIB_DIR", "REMEDY", "Module", "deepbind_flag", "import_extension", "listing", "load_modules"]
 
@@ -141,6 +142,8 @@ def load_modules(ffi: Any, lib: Any) -> list[Module]:
         Every module found, loaded or not, with the reason.
     """
     modules = find_modules()
+    for module in modules:
+        _dependencies.provide(ffi, lib, module.path)
     by_backend: dict[str, list[Module]] = {}
     for module in modules:
         by_backend.setdefault(module.backend, []).append(module)
@@ -148,7 +151,7 @@ def load_modules(ffi: Any, lib: Any) -> list[Module]:
         for module in variants:
             score = int(lib.pyspec_backend_score(os.fsencode(module.path)))
             if score < 0:
-                module.reason = _last_error(ffi, lib)
+                module.reason = _dependencies.explain(_last_error(ffi, lib))
             elif score == 0:
                 module.score, module.reason = 0, "this machine lacks what the module was compiled for"
             else:

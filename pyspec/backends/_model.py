@@ -14,7 +14,7 @@ from ..types import I32Array
 from . import _binding
 from ._gguf import check_file, split_paths
 from ._ownership import Handle, Native, creating, exiting, park_if_exiting
-from ._select import select_devices
+from ._select import check_split, select_devices
 from ._status import ERR_ABORT, drain_log, last_error, last_log, raise_status
 
 __all__ = ["ModelHandle"]
@@ -336,6 +336,7 @@ class native_model_params:
         ffi, lib = _binding.ffi, _binding.lib
         params = ffi.new("struct llama_model_params *", lib.llama_model_default_params())
         chosen = select_devices(options.devices)
+        check_split(options, chosen)
         self.devices = ffi.NULL
         if chosen is not None:
             handles = [lib.pyspec_device_handle(d.index) for d in chosen]

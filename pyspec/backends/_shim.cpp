@@ -8,6 +8,7 @@
 
 #include "_shim.h"
 
+#include "_shim_guard.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
@@ -250,6 +251,14 @@ bool layout_ok() {
 
 } // namespace
 
+int pyspec_guarded(int (*body)(void *), void * data) {
+    return guarded([&]() -> int { return body(data); });
+}
+
+int pyspec_fail(int code, std::string message) {
+    return fail(code, std::move(message));
+}
+
 struct pyspec_threadpool {
     std::shared_ptr<ggml_threadpool> pool;
 };
@@ -440,6 +449,13 @@ int pyspec_log_dropped(void) {
 
 // ---- backends and devices ----
 
+int pyspec_library_open(const char * path) {
+    return guarded([&]() -> int {
+        std::string error;
+        return open_library(path, error) ? PYSPEC_OK : fail(PYSPEC_ERR_NULL, error);
+    });
+}
+
 int pyspec_backend_score(const char * path) {
     return guarded([&]() -> int {
         std::string error;
@@ -477,28 +493,6 @@ int pyspec_backend_count(void) {
 
 const char * pyspec_backend_name(int i) {
     return i >= 0 && (size_t) i < ggml_backend_reg_count() ? ggml_backend_reg_name(ggml_backend_reg_get(i)) : nullptr;
-}
-
-int pyspec_device_count(void) {
-    return (int) ggml_backend_dev_count();
-}
-
-ggml_backend_dev_t pyspec_device_handle(int i) {
-    return i >= 0 && (size_t) i < ggml_backend_dev_count() ? ggml_backend_dev_get(i) : nullptr;
-}
-
-int pyspec_device_info(int i, struct pyspec_device * out) {
-    return guarded([&]() -> int {
-        ggml_backend_dev_t dev = pyspec_device_handle(i);
-        if (!dev) {
-            return fail(PYSPEC_ERR_ARG, "no such device");
-        }
-        size_t free = 0, total = 0;
-        ggml_backend_dev_memory(dev, &free, &total);
-        *out = {ggml_backend_dev_name(dev), ggml_backend_dev_description(dev),
-                ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), (int32_t) ggml_backend_dev_type(dev), free, total};
-        return PYSPEC_OK;
-    });
 }
 
 // ---- model ----

@@ -50,24 +50,13 @@ void pyspec_log_set_level(int level);   /* lowest ggml_log_level kept */
 int pyspec_log_pop(int * level, char * buf, int size); /* length of the line (cut to size), or -1: empty */
 int pyspec_log_dropped(void);           /* lines lost since the last call because nobody drained */
 
-/* ---- backends and devices ---- */
+/* ---- backends; devices: _shim_devices.h ---- */
 
-struct pyspec_device {
-    const char * name;
-    const char * description;
-    const char * backend;
-    int32_t type; /* enum ggml_backend_dev_type */
-    uint64_t memory_free;
-    uint64_t memory_total;
-};
-
+int pyspec_library_open(const char * path); /* opens it for good; pyspec_last_error() says why not */
 int pyspec_backend_score(const char * path);   /* >= 0: score (1 if the module has none); else error */
 int pyspec_backend_load(const char * path);
 int pyspec_backend_count(void);
 const char * pyspec_backend_name(int i);
-int pyspec_device_count(void);
-int pyspec_device_info(int i, struct pyspec_device * out);
-ggml_backend_dev_t pyspec_device_handle(int i);
 
 /* ---- model ---- */
 

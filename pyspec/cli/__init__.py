@@ -1,4 +1,4 @@
-"""The command line: ``pyspec generate | inspect | devices | quantize | bench | verify | info``.
+"""The command line: ``pyspec generate | inspect | devices | doctor | quantize | bench | verify | info``.
 
 Exit codes: 0 done, 1 failure, 2 wrong usage, 130 stopped with Ctrl-C.
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"pyspec: the command line needs the package {package}: pip install 'pyspec-llm[cli]' "
-            "('python -m pyspec info' works without it)",
+            "('python -m pyspec info' and 'python -m pyspec doctor' work without it)",
             file=sys.stderr,
         )
         return 1

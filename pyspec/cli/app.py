@@ -14,6 +14,7 @@ from .._version import __version__
 from ..config import SamplingParams
 from ..errors import ConfigError
 from . import bench as _bench
+from . import doctor as _doctor
 from . import generate as _generate
 from . import inspection, lookup, report, terminal
 from . import sampling as _sampling
@@ -246,11 +247,28 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    rows = [("name", "kind", "backend", "free", "total", "description")]
+    rows = [("name", "kind", "vendor", "backend", "free", "total", "description", "capabilities")]
     for d in found:
         sizes = [f"{d[key] / 2**20:,.0f} MiB" for key in ("memory_free_bytes", "memory_total_bytes")]
-        rows.append((d["name"], d["kind"], d["backend"], *sizes, d["description"]))
-    terminal.write(terminal.columns(rows, right={3, 4}))
+        rows.append(
+            (d["name"], d["kind"], d["vendor"], d["backend"], *sizes, d["description"], ", ".join(d["capabilities"]))
+        )
+    terminal.write(terminal.columns(rows, right={4, 5}))
+
+
+@app.command()
+@terminal.guard
+def doctor(
+    as_json: Json = False,
+    test: Annotated[
+        bool, typer.Option("--test/--no-test", help="Compute on each device for about two seconds.")
+    ] = True,
+) -> None:
+    """Say what was built, what loads, what does not and why, and whether each device computes.
+
+    Exit code 1 if something should be seen to.
+    """
+    raise typer.Exit(_doctor.print_doctor(as_json, test))
 
 
 @app.command()

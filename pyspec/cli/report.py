@@ -62,8 +62,8 @@ def _collect_native(out: dict[str, Any]) -> None:
 
 def device_dict(device: Any) -> dict[str, Any]:
     """A device's public fields."""
-    names = ("name", "backend", "kind", "description", "memory_free_bytes", "memory_total_bytes")
-    return {name: getattr(device, name) for name in names}
+    names = ("name", "vendor", "backend", "kind", "description", "id", "memory_free_bytes", "memory_total_bytes")
+    return {name: getattr(device, name) for name in names} | {"capabilities": list(device.capabilities)}
 
 
 def print_report(as_json: bool = False) -> int:

@@ -79,10 +79,7 @@ class Model:
     @property
     def on_gpu(self) -> bool:
         """Whether layers of this model are on a GPU."""
-        names = self.params.devices
-        return self.params.n_gpu_layers != 0 and any(
-            d.kind in ("gpu", "igpu") and (names is None or d.name in names) for d in backends.devices()
-        )
+        return bool(backends.devices_in_use(self.params))
 
     @property
     def closed(self) -> bool:

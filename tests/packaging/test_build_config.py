@@ -452,22 +452,25 @@ def test_every_shim_function_is_declared_to_cffi(root: Path) -> None:
     cffi = pytest.importorskip("cffi")
     backends = root / "pyspec" / "backends"
     ffi = cffi.FFI()
-    for name in ("_cdef.h", "_shim.h"):
+    for name in ("_cdef.h", *binding.SHIM_HEADERS):
         ffi.cdef(binding.strip_preprocessor((backends / name).read_text(encoding="utf-8")))
     declared = {name.split()[1] for name in ffi._parser._declarations if name.startswith("function ")}
-    text = (backends / "_shim.cpp").read_text(encoding="utf-8")
-    stripped = binding.strip_preprocessor((backends / "_shim.h").read_text(encoding="utf-8"))
+    text = "".join(path.read_text(encoding="utf-8") for path in backends.glob("_shim*.cpp"))
+    stripped = "".join(
+        binding.strip_preprocessor((backends / name).read_text(encoding="utf-8")) for name in binding.SHIM_HEADERS
+    )
     assert declared
     for function in declared:
         if function.startswith("pyspec_"):
-            assert f"{function}(" in text, f"{function} is declared in _shim.h and not defined in _shim.cpp"
+            assert f"{function}(" in text, f"{function} is declared and not defined"
             assert f"{function}(" in stripped
 
 
 def test_an_unreadable_declaration_names_the_header(tmp_path: Path) -> None:
     pytest.importorskip("cffi")
     (tmp_path / "_cdef.h").write_text("int f(;\n")
-    (tmp_path / "_shim.h").write_text("")
+    for name in binding.SHIM_HEADERS:
+        (tmp_path / name).write_text("")
     with pytest.raises(BuildError, match=r"_cdef\.h cannot be parsed"):
         binding.generate(tmp_path, tmp_path / "out.c")
 
@@ -475,6 +478,8 @@ def test_an_unreadable_declaration_names_the_header(tmp_path: Path) -> None:
 def test_generated_source_is_left_alone_when_nothing_changed(tmp_path: Path) -> None:
     pytest.importorskip("cffi")
     (tmp_path / "_cdef.h").write_text("int f(int);\n")
+    for name in binding.SHIM_HEADERS:
+        (tmp_path / name).write_text("")
     (tmp_path / "_shim.h").write_text("int g(int);\n")
     out = binding.generate(tmp_path, tmp_path / "out.c")
     os.utime(out, (1, 1))

@@ -512,7 +512,15 @@ def test_info_works_without_the_extra_and_with_a_broken_install(run_child: Calla
 
 def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     device = SimpleNamespace(
-        name="CPU", backend="CPU", kind="cpu", description="A CPU", memory_free_bytes=1, memory_total_bytes=2
+        name="CPU",
+        vendor="ACME",
+        backend="CPU",
+        kind="cpu",
+        description="A CPU",
+        id="",
+        memory_free_bytes=1,
+        memory_total_bytes=2,
+        capabilities=("events", "mmap_support"),
     )
     backends = SimpleNamespace(
         load=lambda: None,
@@ -530,14 +538,15 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "  features: AVX2, FMA" in lines
     assert "  compiler: GNU 12" in lines
     assert "backends: cpu" in lines
-    assert "  - name=CPU, backend=CPU, kind=cpu, description=A CPU, memory_free_bytes=1, memory_total_bytes=2" in lines
+    assert any(line.startswith("  - name=CPU, vendor=ACME, backend=CPU, kind=cpu, description=A CPU") for line in lines)
     assert "errors: none" in lines
     assert entry.run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["kind"] == "cpu"
     assert run("info") == 0
     assert "backends: cpu" in capsys.readouterr().out
     assert run("devices") == 0
-    assert re.search(r"CPU +cpu +CPU +0 MiB +0 MiB +A CPU\n", capsys.readouterr().out)
+    row = r"CPU +cpu +ACME +CPU +0 MiB +0 MiB +A CPU +events, mmap_support\n"
+    assert re.search(row, capsys.readouterr().out)
     assert run("devices", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [report.device_dict(device)]
 

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # level 5
     "llm": ANYTHING,
     "assemble": ANYTHING,
+    "fit": ANYTHING,
     "chat": ANYTHING,
     "hub": ANYTHING,
     "prompts": LEVEL0,
