@@ -12,12 +12,14 @@ PIP := $(PY) -m pip --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint types build build-cuda bench sdist wheel clean distclean
+.PHONY: help demo test test-fast test-vulkan test-foreign lint types build build-cuda bench sdist wheel clean distclean
 
 help:
 	@echo "make demo       install into $(VENV), get a small model, answer a prompt with and without speculation"
 	@echo "make test       install into $(VENV) and run all checks: lint, types, tests"
 	@echo "make test-fast  the same without the slow tests"
+	@echo "make test-foreign  compile llama-cpp-python and test both in one process"
+	@echo "make test-vulkan  headers and a software driver from Debian, the Vulkan backend, the exactness tests on it"
 	@echo "make build      native libraries and extensions, in place"
 	@echo "make build-cuda the same with the CUDA backend, for CUDA_ARCHITECTURES (90)"
 	@echo "make lint types bench sdist wheel clean distclean"
@@ -72,6 +74,30 @@ demo: build $(VENV)/.stamp-demo
 test: lint types
 	@echo "== tests"
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+# Compiles llama-cpp-python, some minutes, and runs it beside pyspec in one process.
+test-foreign: build $(VENV)/.stamp-test
+	$(PIP) install llama-cpp-python
+	@$(PY) -m pytest tests/packaging/test_llama_cpp_python.py $(PYTEST_ARGS)
+
+# The exactness suite on a Vulkan device, which Mesa's llvmpipe is on any machine: target there and draft on the CPU, the
+# other way round, both there. ggml leaves software devices out unless they are named by number.
+VULKAN_TESTS ?= tests/exactness/test_greedy.py
+test-vulkan: export VULKAN_SDK := $(CURDIR)/build/vulkan-sdk
+test-vulkan: export GGML_VK_VISIBLE_DEVICES := 0
+test-vulkan: export PYSPEC_BACKENDS := vulkan
+test-vulkan: export PYSPEC_TEST_REQUIRE := native,device
+test-vulkan:
+	@$(PYTHON) -m build_support.vulkan_sdk "$$VULKAN_SDK"
+	@$(MAKE) --no-print-directory build $(VENV)/.stamp-test
+	@echo "== target and draft on Vulkan"
+	@PYSPEC_TEST_TARGET=Vulkan0 PYSPEC_TEST_DRAFT=Vulkan0 $(PY) -m pytest $(VULKAN_TESTS) $(PYTEST_ARGS)
+	@echo "== target on Vulkan, draft on the CPU"
+	@PYSPEC_TEST_TARGET=Vulkan0 PYSPEC_TEST_DRAFT=CPU $(PY) -m pytest $(VULKAN_TESTS) $(PYTEST_ARGS)
+	@echo "== target on the CPU, draft on Vulkan"
+	@PYSPEC_TEST_TARGET=CPU PYSPEC_TEST_DRAFT=Vulkan0 $(PY) -m pytest $(VULKAN_TESTS) $(PYTEST_ARGS)
+	@echo "== devices"
+	@$(PY) -m pytest tests/device $(PYTEST_ARGS)
 
 test-fast: lint types
 	@$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -96,9 +96,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def place_native(build: native.NativeBuild, package_dir: Path) -> None:
-    """Put the libraries and ``_build_info.py`` into a package folder, and remove libraries of earlier builds."""
-    target = package_dir / "backends" / "lib"
+def _copy_libraries(build: native.NativeBuild, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for old in target.iterdir():
         if old.name not in build.libraries:
@@ -111,6 +109,22 @@ def place_native(build: native.NativeBuild, package_dir: Path) -> None:
         partial = dest.with_name(f"{name}.part")
         shutil.copy2(source, partial)
         os.replace(partial, dest)
+
+
+def place_native(build: native.NativeBuild, package_dir: Path) -> None:
+    """Put the libraries and ``_build_info.py`` into a package folder, and remove libraries of earlier builds.
+
+    Raises:
+        BuildError: the folder cannot be written.
+    """
+    target = package_dir / "backends" / "lib"
+    try:
+        _copy_libraries(build, target)
+    except OSError as exc:
+        raise BuildError(
+            f"the libraries cannot be put into {target}: {exc.strerror or exc}. Make the folder writable, or install "
+            "into an environment of your own (python -m venv)"
+        ) from None
     lines = ['"""What the native libraries beside this file were built from. Generated; do not edit."""', ""]
     lines += ["from __future__ import annotations", "", "from typing import Any", "", "BUILD_INFO: dict[str, Any] = {"]
     lines += [f"    {key!r}: {value!r}," for key, value in build.info.items()]
@@ -135,10 +149,9 @@ class BuildExt(build_ext):
             self._config = BuildConfig.from_env()
             self._native = native.build(self._config)
             self._prepare_sources()
+            place_native(self._native, PACKAGE if self.inplace else Path(self.build_lib) / "pyspec")
         except BuildError as exc:
             raise SystemExit(f"\nerror: {exc}\n") from None
-        package_dir = PACKAGE if self.inplace else Path(self.build_lib) / "pyspec"
-        place_native(self._native, package_dir)
         super().run()
 
     def _prepare_sources(self) -> None:

@@ -6,6 +6,7 @@ drafts of 3, six prompts of 128 tokens (other prompts than here, so a few hundre
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,12 @@ PROMPTS = [
 
 #: For all tiny models: one thread; kernels whose result does not depend on the number of rows.
 SMALL: dict[str, Any] = {"n_threads": 1, "n_ctx": 512, "flash_attn": False}
+
+# Devices to run on, by name; "CPU": none. ``make test-vulkan`` sets them.
+if _name := os.environ.get("PYSPEC_TEST_TARGET"):
+    SMALL["devices"] = () if _name == "CPU" else (_name,)
+if _name := os.environ.get("PYSPEC_TEST_DRAFT"):
+    SMALL["draft_devices"] = () if _name == "CPU" else (_name,)
 
 
 @dataclass(frozen=True)

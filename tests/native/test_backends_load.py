@@ -208,6 +208,22 @@ def test_libraries_of_the_working_directory_are_not_touched(broken, run_child, t
     )
 
 
+def test_loading_writes_nothing_into_the_package(broken, run_child):
+    """So a folder that cannot be written, as in a system installation, is no obstacle."""
+    root = broken()
+    folders = sorted(path for path in (root / "pyspec").rglob("*") if path.is_dir())
+    for folder in folders:
+        folder.chmod(0o555)
+    before = sorted(root.rglob("*"))
+    try:
+        out = run_child(REPORT, str(root), env={"PYTHONDONTWRITEBYTECODE": "1"})
+        assert out.startswith("loaded ['cpu'")
+        assert sorted(root.rglob("*")) == before
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
 def test_unknown_device_lists_those_there_are(tiny):
     from backends_kit import load
 

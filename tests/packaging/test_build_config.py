@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 config = pytest.importorskip("build_support.config")
-from build_support import binding, cuda, native, preflight  # noqa: E402
+from build_support import binding, cuda, extensions, native, preflight  # noqa: E402
 
 BuildConfig, BuildError = config.BuildConfig, config.BuildError
 
@@ -226,6 +226,33 @@ def test_a_failed_step_shows_the_error_and_names_the_log(tmp_path: Path) -> None
     assert str(tmp_path / "step.log") in str(caught.value)
     assert "fine" not in str(caught.value)
     assert "[1/2] fine" in (tmp_path / "step.log").read_text()
+
+
+# --- where the libraries go ---
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    steps: FakeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = native.build(BuildConfig(build_dir=tmp_path / "build"))
+    package = tmp_path / "package"
+    (package / "backends").mkdir(parents=True)
+    (package / "backends" / "lib").write_text("in the way")
+    with pytest.raises(BuildError, match=r"cannot be put into .*lib: File exists. Make the folder writable"):
+        extensions.place_native(build, package)
+
+    (package / "backends" / "lib").unlink()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extensions.shutil, "copy2", refuse)
+        with pytest.raises(BuildError, match=r"cannot be put into .*lib: Permission denied"):
+            extensions.place_native(build, package)
+    assert not (package / "_build_info.py").exists(), "nothing claims a build that is not there"
+    extensions.place_native(build, package)
+    assert (package / "_build_info.py").exists()
 
 
 # --- what must be installed ---
