@@ -22,7 +22,8 @@ help:
 	@echo "make test-vulkan  headers and a software driver from Debian, the Vulkan backend, the exactness tests on it"
 	@echo "make build      native libraries and extensions, in place"
 	@echo "make build-cuda the same with the CUDA backend, for CUDA_ARCHITECTURES (90)"
-	@echo "make lint types bench sdist wheel clean distclean"
+	@echo "make wheel      a wheel for other machines; wheel-vulkan, wheel-cuda: a GPU's module; test-wheel: build and try it"
+	@echo "make lint types bench sdist clean distclean"
 
 # --- the environment: each stamp names what is installed, and is redone when the metadata changes ----------------------
 
@@ -61,6 +62,10 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-base | build
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-base | build
 	$(PIP) install --no-build-isolation -e '.[bench,test]'
+	@touch $@
+
+$(VENV)/.stamp-wheel: $(VENV)/.stamp-base | build
+	$(PIP) install --no-build-isolation -e '.[wheel]'
 	@touch $@
 
 # --- commands --------------------------------------------------------------------------------------------------------------
@@ -117,8 +122,18 @@ bench: build $(VENV)/.stamp-bench
 sdist: $(VENV)/.stamp-test
 	@$(PY) -m build --sdist --no-isolation
 
-wheel: $(VENV)/.stamp-test
-	@$(PY) -m build --wheel --no-isolation
+# For other machines: all CPU variants. The backend modules of GPUs are wheels of their own.
+wheel: $(VENV)/.stamp-wheel
+	@$(PY) -m build_support.wheel
+
+.PHONY: wheel-vulkan wheel-cuda test-wheel
+wheel-vulkan wheel-cuda: wheel-%: $(VENV)/.stamp-wheel
+	@$(PY) -m build_support.wheel $*
+
+# The newest wheel in dist, in a new environment, on this CPU and on older ones (qemu-user, if it is there).
+test-wheel: wheel $(VENV)/.stamp-test
+	@PYSPEC_TEST_WHEEL="$$(ls -t dist/pyspec_llm-*.whl | head -n 1)" \
+	  $(PY) -m pytest tests/packaging/test_wheel.py -rs $(PYTEST_ARGS)
 
 # clean keeps what was fetched and the environment; distclean does not.
 clean:

@@ -7,6 +7,6 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from build_support.extensions import BuildExt, extension_list
+from build_support.extensions import BuildExt, command_options, extension_list
 
-setup(ext_modules=extension_list(), cmdclass={"build_ext": BuildExt})
+setup(ext_modules=extension_list(), cmdclass={"build_ext": BuildExt}, options=command_options())

@@ -32,6 +32,15 @@ class BuildError(RuntimeError):
     """The build cannot go on; the message says what to install or to change."""
 
 
+def package_version() -> str:
+    """Return pyspec's version, without importing it."""
+    text = (ROOT / "pyspec" / "_version.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if match is None:
+        raise BuildError("pyspec/_version.py states no version")
+    return match.group(1)
+
+
 def _flag(environ: Mapping[str, str], name: str) -> bool:
     value = environ.get(name, "").strip().lower()
     if value in ("", "0", "off", "no", "false"):

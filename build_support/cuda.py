@@ -129,6 +129,16 @@ def requirement(toolkit: Toolkit) -> str:
     return f"nvidia-cublas>={major},<{major + 1}" if major >= 13 else f"nvidia-cublas-cu{major}"
 
 
+def runtime_requirements(config: BuildConfig) -> list[str]:
+    """Return the packages that bring the libraries a CUDA module needs beside the driver.
+
+    Raises:
+        BuildError: there is no CUDA toolkit.
+    """
+    toolkit = find_toolkit(config)
+    return [requirement(toolkit), requirement(toolkit).replace("nvidia-cublas", "nvidia-cuda-runtime")]
+
+
 def _package_folder(toolkit: Toolkit) -> Path | None:
     """Return the folder of the installed cuBLAS package that holds ``include`` and ``lib``."""
     spec = importlib.util.find_spec("nvidia")

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
@@ -20,6 +22,8 @@ LIB_NAMES = ("pyspec-llama", "pyspec-ggml", "pyspec-ggml-base")
 #: Cython modules.
 KERNELS = ("_core", "_lookup", "_ngram", "_sample", "_suffix")
 WINDOWS = sys.platform == "win32"
+#: The oldest Python whose limited API has the buffer protocol, which typed memoryviews are made of.
+_STABLE_SINCE = (3, 11)
 
 _DIRECTIVES = {
     "language_level": 3,
@@ -49,6 +53,27 @@ def _link_args(config: BuildConfig, *, rpath: bool) -> list[str]:
     return args
 
 
+def uses_stable_abi(config: BuildConfig) -> bool:
+    """Return whether one build is to serve all later Pythons: wheels for others, where this Python can make them."""
+    can = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    return can and sys.version_info >= _STABLE_SINCE and config.portable and not config.debug
+
+
+def _stable_abi(config: BuildConfig) -> dict[str, Any]:
+    """Return the arguments of an extension for that."""
+    if not uses_stable_abi(config):
+        return {}
+    version = f"0x{_STABLE_SINCE[0]:02X}{_STABLE_SINCE[1]:02X}0000"
+    return {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", version)]}
+
+
+def command_options() -> dict[str, dict[str, str]]:
+    """Return what ``setup()`` passes on to its commands: the tag of a wheel."""
+    if not uses_stable_abi(BuildConfig.from_env()):
+        return {}
+    return {"bdist_wheel": {"py_limited_api": f"cp{_STABLE_SINCE[0]}{_STABLE_SINCE[1]}"}}
+
+
 def _kernel_extension(config: BuildConfig, name: str) -> Extension:
     return Extension(
         f"pyspec.{name}",
@@ -57,6 +82,7 @@ def _kernel_extension(config: BuildConfig, name: str) -> Extension:
         include_dirs=["pyspec"],
         extra_compile_args=_compile_args(config),
         extra_link_args=_link_args(config, rpath=False),
+        **_stable_abi(config),
     )
 
 
@@ -71,6 +97,7 @@ def _binding_extension(config: BuildConfig) -> Extension:
         language="c++",
         extra_compile_args=_compile_args(config) + ([] if WINDOWS else ["-fvisibility=hidden"]),
         extra_link_args=_link_args(config, rpath=True),
+        **_stable_abi(config),
     )
 
 

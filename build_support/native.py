@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from build_support import cuda, preflight
-from build_support.config import ROOT, BuildConfig, BuildError
+from build_support.config import ROOT, BuildConfig, BuildError, package_version
 
 # What decides how the libraries come out, besides the sources and the options.
-_BUILD_FILES = ("CMakeLists.txt", "native.py")
+_BUILD_FILES = ("CMakeLists.txt", "stamp.c.in", "native.py")
 
 
 def say(line: str) -> None:
@@ -97,7 +97,7 @@ def stamp_key(config: BuildConfig, pin: Any) -> str:
     """Return the key of all that decides the outcome: options, pinned source, our own build files."""
     digest = hashlib.sha256()
     source = str(config.llama_src) if config.llama_src else pin.tree_sha256
-    digest.update(json.dumps([config.options_key(), source, pin.llama_commit]).encode())
+    digest.update(json.dumps([config.options_key(), source, pin.llama_commit, package_version()]).encode())
     for name in _BUILD_FILES:
         digest.update((ROOT / "build_support" / name).read_bytes())
     return digest.hexdigest()
@@ -223,8 +223,12 @@ def _info(config: BuildConfig, pin: Any, source: Path, folder: Path, libraries: 
     }
 
 
-def build(config: BuildConfig) -> NativeBuild:
+def build(config: BuildConfig, module: str = "") -> NativeBuild:
     """Build the libraries unless a build with the same key is there.
+
+    Args:
+        config: the build.
+        module: build the module of this backend alone, for a package of its own. "": all libraries.
 
     Builds that differ in their backends alone share a folder and all that is compiled in it; each has a folder of its
     own to install to. A tree of the user's (``PYSPEC_LLAMA_SRC``) may change at any time, so there Ninja decides each
@@ -236,15 +240,15 @@ def build(config: BuildConfig) -> NativeBuild:
     source, pin = source_tree(config)
     folder = config.build_dir / f"native-{config.folder_key()}"
     key = stamp_key(config, pin)
-    install_dir = folder / f"install-{config.options_key()}"
+    install_dir = folder / "-".join(["install", config.options_key(), *filter(None, [module])])
     with _lock(config.build_dir / f"{folder.name}.lock"):
         if config.llama_src is None and is_current(install_dir, key):
             stamp = read_stamp(install_dir)
             return NativeBuild(install_dir, source, tuple(stamp["libraries"]), stamp["info"], rebuilt=False)
         preflight.check(config)
         start = time.monotonic()
-        say(f"native libraries: {config.summary()}")
-        _configure_and_compile(config, pin, source, folder, install_dir)
+        say(f"native libraries: {config.summary()}{f', the module {module} alone' if module else ''}")
+        _configure_and_compile(config, pin, source, folder, install_dir, module)
         libraries = {path.name: path.stat().st_size for path in sorted(install_dir.glob("*")) if path.is_file()}
         info = _info(config, pin, source, folder, list(libraries))
         partial = install_dir.with_name(f"{install_dir.name}.part")
@@ -265,12 +269,15 @@ def configure_command(config: BuildConfig, pin: Any, source: Path, folder: Path)
     command = [find_tool("cmake"), "-G", "Ninja", "-S", str(ROOT / "build_support"), "-B", str(folder)]
     command += [f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}"]
     command += [f"-DPYSPEC_LLAMA_DIR={source}", f"-DPYSPEC_LLAMA_COMMIT={commit}"]
+    command += [f"-DPYSPEC_VERSION={package_version()}"]
     if "cuda" in config.backends:
         command += cuda.options(config, config.build_dir)
     return command + config.cmake_options()
 
 
-def _configure_and_compile(config: BuildConfig, pin: Any, source: Path, folder: Path, install_dir: Path) -> None:
+def _configure_and_compile(
+    config: BuildConfig, pin: Any, source: Path, folder: Path, install_dir: Path, module: str
+) -> None:
     cmake = find_tool("cmake")
     cache = folder / "CMakeCache.txt"
     if cache.exists():
@@ -285,15 +292,17 @@ def _configure_and_compile(config: BuildConfig, pin: Any, source: Path, folder: 
     folder.mkdir(parents=True, exist_ok=True)
     stamp_file(install_dir).unlink(missing_ok=True)
     _run(configure_command(config, pin, source, folder), "configuring the native build", folder / "configure.log")
+    target = f"ggml-{module}"
     _run(
-        [cmake, "--build", str(folder), "--parallel", str(config.jobs)],
+        [cmake, "--build", str(folder), "--parallel", str(config.jobs), *(["--target", target] if module else [])],
         "compiling the native libraries",
         folder / "compile.log",
         throttle=True,
     )
     if install_dir.exists():
         shutil.rmtree(install_dir)
-    install = [cmake, "--install", str(folder), "--component", "pyspec", "--prefix", str(install_dir)]
+    component = f"pyspec-{target}" if module else "pyspec"
+    install = [cmake, "--install", str(folder), "--component", component, "--prefix", str(install_dir)]
     if not config.debug:
         install.append("--strip")
     _run(install, "collecting the native libraries", folder / "install.log")

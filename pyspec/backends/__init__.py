@@ -54,7 +54,7 @@ def available() -> list[str]:
 def unavailable() -> dict[str, str]:
     """Backend modules that are installed but not in use, by file name, each with the reason."""
     load()
-    return {module.path.name: module.reason for module in _binding.modules if not module.loaded}
+    return {module.label: module.reason for module in _binding.modules if not module.loaded}
 
 
 def build_info() -> dict[str, Any]:
@@ -72,7 +72,13 @@ def build_info() -> dict[str, Any]:
         "deepbind": bool(_loader.deepbind_flag()),
         "backends": available(),
         "modules": {
-            m.path.name: {"backend": m.backend, "score": m.score, "loaded": m.loaded, "reason": m.reason}
+            m.label: {
+                "backend": m.backend,
+                "path": str(m.path),
+                "score": m.score,
+                "loaded": m.loaded,
+                "reason": m.reason,
+            }
             for m in _binding.modules
         },
         "system_info": ffi.string(lib.llama_print_system_info()).decode().strip(),

@@ -52,7 +52,7 @@ def load() -> None:
     Raises:
         ImportError: pyspec was not built for this Python.
         BackendLoadError: a library is missing or does not open, or there is no usable CPU backend.
-        AbiMismatchError: a library of another version was opened.
+        AbiMismatchError: a library or backend module of another version was found.
     """
     global _loaded, ffi, lib, modules
     if _loaded:
@@ -68,7 +68,7 @@ def load() -> None:
         _install_progress(ffi_)
         found = _loader.load_modules(ffi_, lib_)
         if not _has_cpu(ffi_, lib_):
-            reasons = "; ".join(f"{m.path.name}: {m.reason}" for m in found if not m.loaded) or "no module found"
+            reasons = "; ".join(f"{m.label}: {m.reason}" for m in found if not m.loaded) or "no module found"
             raise BackendLoadError(
                 f"no CPU backend could be loaded from {_loader.LIB_DIR} ({reasons}).\n"
                 f"{_loader.listing(_loader.LIB_DIR)}\n{_loader.REMEDY}"

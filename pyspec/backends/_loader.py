@@ -1,4 +1,4 @@
-"""Where native libraries are searched: pyspec's own folder, nowhere else.
+"""Where native libraries are searched: pyspec's own folder, and packages that offer a backend module by entry point.
 
 Neither the working directory nor the folder of the executable is ever looked at. ggml's backend modules are opened by
 explicit path; of several CPU variants the one with the best score on this machine is taken.
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import BackendLoadError
-from . import _dependencies
+from . import _dependencies, _plugins
 
 __all__ = ["LIB_DIR", "REMEDY", "Module", "deepbind_flag", "import_extension", "listing", "load_modules"]
 
@@ -42,7 +42,7 @@ class Module:
     Attributes:
         backend: "cpu", "cuda", "vulkan" and so on. path: the file.
         score: its score on this machine; None: not asked. loaded: registered with ggml.
-        reason: why it is not loaded.
+        reason: why it is not loaded. package: the package it comes in, with its version; "": pyspec's own.
     """
 
     backend: str
@@ -50,6 +50,12 @@ class Module:
     score: int | None = None
     loaded: bool = False
     reason: str = ""
+    package: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tells this file from the others: two packages may have files of the same name."""
+        return f"{self.path.name} ({self.package})" if self.package else self.path.name
 
 
 def deepbind_flag() -> int:
@@ -118,19 +124,33 @@ def _import_or_explain() -> ModuleType:
         ) from exc
 
 
-def find_modules() -> list[Module]:
-    """Backend modules in :data:`LIB_DIR`, in the order in which they are to be registered."""
-    modules = []
+def _modules_in(folder: Path, package: str = "", only: str | None = None) -> list[Module]:
     try:
-        paths = sorted(LIB_DIR.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError:
-        paths = []
+        return []
+    modules = []
     for path in paths:
         if not path.name.startswith(_PREFIX) or path.suffix not in _SUFFIXES:
             continue
         name = path.name[len(_PREFIX) : -len(path.suffix)]
-        if name != "base":
-            modules.append(Module(name.split("-")[0], path))
+        backend = name.split("-")[0]
+        if name != "base" and backend == (only or backend):
+            modules.append(Module(backend, path, package=package))
+    return modules
+
+
+def find_modules() -> list[Module]:
+    """Backend modules in :data:`LIB_DIR` and in installed packages, in the order in which they are to be registered."""
+    modules = _modules_in(LIB_DIR)
+    for package in _plugins.packages():
+        if package.folder is None:
+            # a name that stands in for the file that is not there
+            modules.append(Module(package.backend, Path(package.name), reason=package.reason, package=package.name))
+            continue
+        found = _modules_in(package.folder, package.name, package.backend)
+        missing = f"{package.folder} holds no module of the backend {package.backend}"
+        modules += found or [Module(package.backend, package.folder, reason=missing, package=package.name)]
     order = {name: i for i, name in enumerate(_ORDER)}
     return sorted(modules, key=lambda m: (m.backend == "cpu", order.get(m.backend, len(order)), m.backend, m.path.name))
 
@@ -140,26 +160,28 @@ def load_modules(ffi: Any, lib: Any) -> list[Module]:
 
     Returns:
         Every module found, loaded or not, with the reason.
+
+    Raises:
+        AbiMismatchError: a library or a module is of another version of pyspec.
     """
     modules = find_modules()
+    # All are asked before the first is registered: ggml's registry cannot be taken back.
+    commit = ffi.string(lib.ggml_commit()).decode("utf-8", "replace")
+    for name in _CORE:
+        core = _find_core(name)
+        if core is not None and not _plugins.check_stamp(core, commit):
+            raise _plugins.mismatch(core, "", commit)
     for module in modules:
-        _dependencies.provide(ffi, lib, module.path)
+        if not module.reason:
+            _ask(ffi, lib, module, commit)
     by_backend: dict[str, list[Module]] = {}
     for module in modules:
         by_backend.setdefault(module.backend, []).append(module)
     for backend, variants in by_backend.items():
-        for module in variants:
-            score = int(lib.pyspec_backend_score(os.fsencode(module.path)))
-            if score < 0:
-                module.reason = _dependencies.explain(_last_error(ffi, lib))
-            elif score == 0:
-                module.score, module.reason = 0, "this machine lacks what the module was compiled for"
-            else:
-                module.score = score
         ranked = sorted((m for m in variants if m.score), key=lambda m: -(m.score or 0))
         for i, module in enumerate(ranked):
             if i and ranked[0].loaded:
-                module.reason = f"{ranked[0].path.name} suits this machine better"
+                module.reason = f"{ranked[0].label} suits this machine better"
                 continue
             if int(lib.pyspec_backend_load(os.fsencode(module.path))) == 0:
                 module.loaded = True
@@ -167,8 +189,23 @@ def load_modules(ffi: Any, lib: Any) -> list[Module]:
                 module.reason = _last_error(ffi, lib)
         for module in variants:
             if not module.loaded:
-                _logger.debug("backend %s: %s not loaded: %s", backend, module.path.name, module.reason)
+                _logger.debug("backend %s: %s not loaded: %s", backend, module.label, module.reason)
     return modules
+
+
+def _ask(ffi: Any, lib: Any, module: Module, commit: str) -> None:
+    """Open a module and fill in its score, or the reason why it has none."""
+    stamped = _plugins.check_stamp(module.path, commit, module.package)
+    _dependencies.provide(ffi, lib, module.path)
+    score = int(lib.pyspec_backend_score(os.fsencode(module.path)))
+    if score < 0:
+        module.reason = _dependencies.explain(_last_error(ffi, lib))
+    elif not stamped:
+        raise _plugins.mismatch(module.path, "", commit, module.package)
+    elif score == 0:
+        module.score, module.reason = 0, "this machine lacks what the module was compiled for"
+    else:
+        module.score = score
 
 
 def _last_error(ffi: Any, lib: Any) -> str:

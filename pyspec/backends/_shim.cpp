@@ -34,8 +34,12 @@
 #ifdef _WIN32
 #    define WIN32_LEAN_AND_MEAN
 #    include <windows.h>
+#    include <intrin.h>
 #else
 #    include <dlfcn.h>
+#    if defined(__x86_64__)
+#        include <cpuid.h>
+#    endif
 #endif
 
 #ifndef PYSPEC_VERSION
@@ -232,6 +236,37 @@ void * find_symbol(void * handle, const char * name) {
     return (void *) GetProcAddress((HMODULE) handle, name);
 #else
     return dlsym(handle, name);
+#endif
+}
+
+// A CPU variant's score is 1 plus one power of two for each instruction set it needs, of those that the CPU has. ggml
+// does not ask whether the operating system saves the wider registers; without that their instructions are illegal.
+bool os_saves_registers_for(int score) {
+#if defined(__x86_64__) || defined(_M_X64)
+    const int needs = std::max(0, score - 1);
+    const bool wide = needs & (1 << 4);     // AVX; F16C, FMA and AVX2 come with it
+    const bool very_wide = needs & (1 << 7); // AVX-512
+    if (!wide && !very_wide) {
+        return true;
+    }
+    uint64_t saved = 0;
+#    ifdef _MSC_VER
+    int regs[4];
+    __cpuid(regs, 1);
+    if (regs[2] & (1 << 27)) {
+        saved = _xgetbv(0);
+    }
+#    else
+    unsigned a, b, c = 0, d;
+    if (__get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 27))) {
+        __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+        saved = (uint64_t(d) << 32) | a;
+    }
+#    endif
+    const uint64_t wanted = very_wide ? 0xe6 : 0x6;
+    return (saved & wanted) == wanted;
+#else
+    return score >= 0;
 #endif
 }
 
@@ -463,9 +498,12 @@ int pyspec_backend_score(const char * path) {
         if (!handle) {
             return fail(PYSPEC_ERR_NULL, error);
         }
-        auto score = (int (*)(void)) find_symbol(handle, "ggml_backend_score");
         // the module stays open: modules must not be unloaded once their static objects exist
-        return score ? std::max(0, score()) : 1;
+        auto function = (int (*)(void)) find_symbol(handle, "ggml_backend_score");
+        const int score = function ? std::max(0, function()) : 1;
+        const char * separator = std::max(strrchr(path, '/'), strrchr(path, '\\'));
+        const bool cpu_variant = strstr(separator ? separator : path, "ggml-cpu-") != nullptr;
+        return cpu_variant && !os_saves_registers_for(score) ? 0 : score;
     });
 }
 

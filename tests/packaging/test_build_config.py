@@ -144,7 +144,7 @@ class FakeSteps:
     def __init__(self) -> None:
         self.builds = 0
 
-    def __call__(self, config: Any, pin: Any, source: Path, folder: Path, install_dir: Path) -> None:
+    def __call__(self, config: Any, pin: Any, source: Path, folder: Path, install_dir: Path, module: str) -> None:
         self.builds += 1
         install_dir.mkdir(parents=True, exist_ok=True)
         (install_dir / "libpyspec-ggml-cpu.so").write_bytes(b"library")

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(1200)
 LITTER = re.compile(
     r"__pycache__|\.py[cod]$|\.o$|\.part$|\.gguf$|_build_info|\.git(/|$)|\.(ruff|mypy|pytest)_cache|^models/"
 )
-LICENSES = ("LICENSE", "LICENSE-llama.cpp", "LICENSE-llamafile")
+LICENSES = ("LICENSE", "LICENSE-llama.cpp", "LICENSE-llamafile", "LICENSE-Apache-2.0")
 
 
 def offline_env(**more: str) -> dict[str, str]:
@@ -79,8 +79,8 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = native.build(config.BuildConfig.from_env(offline_env()))
     build_dir = tmp_path_factory.mktemp("build")
     target = build_dir / build.install_dir.parent.name
-    shutil.copytree(build.install_dir, target / "install")
-    shutil.copy2(build.install_dir.parent / "stamp.json", target)
+    shutil.copytree(build.install_dir, target / build.install_dir.name)
+    shutil.copy2(native.stamp_file(build.install_dir), target)
     out = tmp_path_factory.mktemp("wheel")
     env = offline_env(PYSPEC_BUILD_DIR=str(build_dir))
     said = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", out, unpacked, env=env)

@@ -1,0 +1,1 @@
+"""The Vulkan backend of pyspec. Holds a native module that pyspec finds by entry point; nothing to import."""
