@@ -56,10 +56,12 @@ class DoesNotFitError(ModelLoadError):
         needed_bytes, free_bytes: by device; host memory is "CPU".
     """
 
-    def __init__(self, message: str, needed_bytes: dict[str, int], free_bytes: dict[str, int]) -> None:
+    def __init__(
+        self, message: str, needed_bytes: dict[str, int] | None = None, free_bytes: dict[str, int] | None = None
+    ) -> None:
         super().__init__(message)
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes or {}
+        self.free_bytes = free_bytes or {}
 
 
 class DataFileError(PyspecError, OSError):
