@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("build_support.config")
-from build_support.extensions import KERNELS  # noqa: E402
+from build_support.extensions import KERNELS
 
 WHEEL = os.environ.get("PYSPEC_TEST_WHEEL", "")
 SMOKE = Path(__file__).with_name("smoke.py")
