@@ -213,42 +213,41 @@ int pyspec_test_device(int i, int32_t n_threads, double seconds, struct pyspec_d
             set_n_threads(backend.get(), n_threads);
         }
         // one row, as plain decoding has, and a few, as a verification has: other kernels
-        for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K}) {
+        for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_F16, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0, GGML_TYPE_F32}) {
             for (const int64_t n : {1, 5}) {
                 product p;
-                if (p.make(backend.get(), type, 512, 96, n)) {
+                // a software device compiles each kernel for seconds
+                const bool enough = out->n_checked >= 2 && seconds_since(start) > seconds;
+                if (!enough && p.make(backend.get(), type, 512, 96, n)) {
                     p.compute(backend.get());
                     out->error = std::max(out->error, p.error());
                     out->n_checked++;
                 }
             }
         }
-        // large enough to leave a GPU's caches where the device is fast, small enough where it is slow
-        int64_t size = 1024;
-        for (const double left : {0.15, 0.35}) {
+        // Larger until a pass takes its time: a fast GPU needs work that leaves its caches, a software device must not
+        // be kept busy for minutes.
+        for (const int64_t size : {256, 1024, 4096}) {
             product p;
-            if (!p.make(backend.get(), GGML_TYPE_Q8_0, size, size, 1)) {
+            if (seconds_since(start) > 0.6 * seconds || !p.make(backend.get(), GGML_TYPE_Q8_0, size, size, 1)) {
                 break;
             }
-            const double took = time_pass(p, backend.get(), left * seconds);
+            const double took = time_pass(p, backend.get(), 0.1 * seconds);
             out->bytes_per_s = (double) ggml_nbytes(p.weights) / took;
             if (took > 0.002) {
                 break;
             }
-            size = 8192;
         }
-        size = 512;
-        for (const double left : {0.15, 0.35}) {
+        for (const int64_t size : {128, 512, 2048}) {
             product p;
-            if (seconds_since(start) > seconds || !p.make(backend.get(), GGML_TYPE_F16, size, size, size / 4)) {
+            if (seconds_since(start) > 0.8 * seconds || !p.make(backend.get(), GGML_TYPE_F16, size, size, size / 4)) {
                 break;
             }
-            const double took = time_pass(p, backend.get(), left * seconds);
+            const double took = time_pass(p, backend.get(), 0.1 * seconds);
             out->flop_per_s = 2.0 * size * size * (size / 4) / took;
             if (took > 0.002) {
                 break;
             }
-            size = 4096;
         }
         out->seconds = seconds_since(start);
         return PYSPEC_OK;

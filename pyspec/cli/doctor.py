@@ -276,10 +276,9 @@ def _test_text(test: dict[str, Any]) -> str:
         return f"self-test FAILED: {test['error']}"
     if not test["n_checked"]:
         return "self-test: this device multiplies no matrices"
-    return (
-        f"self-test passed: {test['n_checked']} products, {test['bytes_per_s'] / 1e9:.1f} GB/s of weights, "
-        f"{test['flop_per_s'] / 1e9:,.0f} GFLOP/s, {test['seconds']:.1f} s"
-    )
+    speed = f", {test['bytes_per_s'] / 1e9:.1f} GB/s of weights" if test["bytes_per_s"] else ""
+    speed += f", {test['flop_per_s'] / 1e9:,.0f} GFLOP/s" if test["flop_per_s"] else ""
+    return f"self-test passed: {test['n_checked']} products{speed}, {test['seconds']:.1f} s"
 
 
 def _size(n_bytes: int | None) -> str:
