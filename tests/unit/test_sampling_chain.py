@@ -438,6 +438,10 @@ def test_arguments_are_checked() -> None:
         one.draw(0.5)
     with pytest.raises(ValueError, match="u must"):
         other.draw(1.0)
+    del other
+    with pytest.raises(ValueError, match="apply"):
+        S.Sampler(s, [], NO_IDS, NO_IDS, NO_BIAS).draw(0.5)
+    other = S.Sampler(s, [], NO_IDS, NO_IDS, NO_BIAS)
     with pytest.raises(ValueError, match="row 2"):
         one.apply(logits, 2)
     with pytest.raises(ValueError, match="mask"):
