@@ -441,7 +441,6 @@ def test_arguments_are_checked() -> None:
     del other
     with pytest.raises(ValueError, match="apply"):
         S.Sampler(s, [], NO_IDS, NO_IDS, NO_BIAS).draw(0.5)
-    other = S.Sampler(s, [], NO_IDS, NO_IDS, NO_BIAS)
     with pytest.raises(ValueError, match="row 2"):
         one.apply(logits, 2)
     with pytest.raises(ValueError, match="mask"):
