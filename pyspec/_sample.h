@@ -508,7 +508,10 @@ static ptrdiff_t ps_draw_from(const float *p, ptrdiff_t n, double total, double 
 /* Draws by probability; in descending order of it, so that close distributions with one u give the same token. */
 static int32_t ps_cand_draw(ps_cand *c, double u) {
     const double target = u * c->total;
-    if (c->probs) return c->ids[ps_draw_from(c->val, c->n, ps_sum(c->val, c->n), u)];
+    if (c->probs) {
+        const double sum = ps_sum(c->val, c->n);
+        return c->ids[c->sorted ? ps_draw_from(c->val, c->n, sum, u) : ps_select_by(c->val, c->val, c->n, u * sum, 1)];
+    }
     if (!c->full && c->sorted) {
         double run = 0.0;
         int32_t token = c->ids[0];

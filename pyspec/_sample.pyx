@@ -175,6 +175,9 @@ cdef class Sampler:
         self.n_prompt = self.n_history = prompt.shape[0]
 
     def __dealloc__(self):
+        # the next sampler may lie at the same address
+        if self.scratch is not None and self.scratch.owner == <const void *>self:
+            self.scratch.owner = NULL
         free(self.history)
         free(self.mus)
         free(self.counts)

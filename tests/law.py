@@ -40,7 +40,7 @@ class World:
     """
 
     def __init__(
-        self, n_vocab: int = 5, length: int = 4, n_draft: int = 2, likeness: float = 0.6, prompt: Any = (1, 1, 2)
+        self, n_vocab: int = 5, length: int = 3, n_draft: int = 2, likeness: float = 0.6, prompt: Any = (1, 1, 2)
     ) -> None:
         self.n_vocab, self.length, self.n_draft, self.prompt = n_vocab, length, n_draft, list(prompt)
         rng = np.random.default_rng(11)
@@ -99,8 +99,8 @@ class World:
                         assert sampler.draw(self.draft, at, request, self.n_vocab)
                     else:
                         request.draft.append(int(self.draft[at].argmax()))
-                for i in range(self.n_draft + 1):
-                    rows[i] = self.target[self.at[text + tuple(request.draft[:i])]]
+                places = [self.at[text + tuple(request.draft[:i])] for i in range(self.n_draft + 1)]
+                self.target.take(places, axis=0, out=rows)
                 n_acc, emitted = verify(rows, 0, request.draft, chain, n_prompt + len(text), request.q)
                 assert emitted[:n_acc] == request.draft[:n_acc]
                 assert len(emitted) == n_acc + 1

@@ -156,9 +156,10 @@ class SamplerChain:
 
     def sample(self, u: float) -> int:
         """A candidate, drawn with ``u`` in [0, 1)."""
+        token = self._sampler.draw(u)
         if self.trace is not None:
             self.trace.append(self.candidates())
-        return self._sampler.draw(u)
+        return token
 
     def prob(self, token: int) -> float:
         """Probability of a token at the row that was looked at; 0 for what is no candidate."""

@@ -22,7 +22,8 @@ FILTERS: dict[str, dict[str, Any]] = {
     "penalties": {"penalty_repeat": 1.4, "penalty_freq": 0.3, "penalty_present": 0.2, "penalty_last_n": 4},
 }
 
-pytestmark = [pytest.mark.statistical, pytest.mark.slow]
+# some seconds a test, but a machine may have other things to do
+pytestmark = [pytest.mark.statistical, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +78,8 @@ def test_drafts_that_are_useless_or_perfect(verification: str, likeness: float) 
     found = check(other, SamplingParams(temperature=1.0, verification=verification), N // 2)
     assert not fails(found), found
     if likeness == 1.0:
-        # all of 3 + 1 tokens, but for the cut at four
-        assert found["length"] == pytest.approx(4.0, abs=0.01)
+        # a step is enough for a text
+        assert found["length"] == pytest.approx(3.0, abs=0.01)
 
 
 def test_more_is_accepted_the_better_the_verification() -> None:

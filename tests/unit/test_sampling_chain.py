@@ -217,6 +217,38 @@ def test_draws_follow_the_probabilities() -> None:
         assert np.abs(counts / n - _dense(slow, v)).max() <= 2 / n, name
 
 
+def test_looking_at_the_candidates_changes_no_draw() -> None:
+    logits = rows(20, 1500, 21)
+    for name in ("none", "top_p", "top_k", "temperature", "typical", "hot"):
+        fast, _ = pair(STEPS[name], 1500)
+        n_other = 0
+        for i in range(200):
+            u = (i + 0.5) / 200
+            fast.apply(logits, i % 20)
+            token = fast.draw(u)
+            fast.apply(logits, i % 20)
+            fast.candidates()
+            n_other += fast.draw(u) != token
+        # but where u is at the edge of a token, within rounding
+        assert n_other <= 1, name
+
+
+def test_a_trace_changes_nothing_and_holds_what_was_drawn_from() -> None:
+    logits = rows(1, 300, 4)
+    for options in ({"temperature": 1.0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.7, "top_k": 9}):
+        one, other = chain(300, **options), chain(300, **options)
+        other.trace = []
+        for i in range(300):
+            tokens = []
+            for c in (one, other):
+                c.look(logits, 0, i)
+                tokens.append(c.sample((i + 0.5) / 300))
+                c.accept(tokens[-1])
+            assert tokens[0] == tokens[1]
+            assert tokens[0] in other.trace[-1].ids
+        assert len(other.trace) == 300
+
+
 def test_greedy_rows() -> None:
     logits = rows(4, 1000, 1)
     best = logits.argmax(1).tolist()
@@ -237,6 +269,40 @@ def test_greedy_rows() -> None:
     assert S.verify_greedy(logits, 0, draft, out) == -1
     with pytest.raises(ValueError, match="rows"):
         S.verify_greedy(logits, 2, draft, out)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ((1.0, 1.0, 0.0), []),
+        ((0.5, 0.8, 0.0), [(S.TOP_P, 0.8, 0), (S.TEMPERATURE, 0.5)]),
+        ((2.0, 1.0, 0.2), [(S.MIN_P, 0.2, 0), (S.TEMPERATURE, 2.0)]),
+        ((0.0, 0.9, 0.1), [(S.TEMPERATURE, 0.0)]),
+    ],
+)
+def test_draft_rows(options: Any, steps: Any) -> None:
+    """A proposal is drawn from what is handed out as q, whose tokens are known to the target."""
+    v, k, n_known = 500, 40, 400
+    logits = rows(2, v, 12)
+    logits[:, n_known:] += 50
+    ids, probs = np.zeros(k, np.int32), np.zeros(k, np.float32)
+    slow = _sample_reference.Sampler(n_known, [(S.TOP_K, k), *steps])
+    slow.apply(logits[:, :n_known], 1)
+    counts = np.zeros(n_known)
+    n = 2000
+    for i in range(n):
+        token, m, confidence = S.draft_row(logits, 1, n_known, *options, (i + 0.5) / n, ids, probs)
+        counts[token] += 1
+    assert ids[:m].tolist() == slow.ids.tolist()
+    np.testing.assert_allclose(probs[:m], slow.p, rtol=1e-4)
+    assert np.abs(counts - n * _dense(slow, n_known)).max() <= 2
+    best = np.sort(logits[1, :n_known])[::-1][:10].astype(float)
+    assert confidence == pytest.approx(1 / np.exp(best - best[0]).sum(), rel=1e-4)
+    for bad in (-np.inf, np.nan, np.inf):
+        logits[0] = bad
+        assert S.draft_row(logits, 0, n_known, *options, 0.5, ids, probs)[:2] == (-1, 0)
+    with pytest.raises(ValueError, match="row 2"):
+        S.draft_row(logits, 2, n_known, *options, 0.5, ids, probs)
 
 
 # ---- params -> chain ---------------------------------------------------------------------------------------------
@@ -372,6 +438,9 @@ def test_arguments_are_checked() -> None:
         one.draw(0.5)
     with pytest.raises(ValueError, match="u must"):
         other.draw(1.0)
+    del other
+    with pytest.raises(ValueError, match="apply"):
+        S.Sampler(s, [], NO_IDS, NO_IDS, NO_BIAS).draw(0.5)
     with pytest.raises(ValueError, match="row 2"):
         one.apply(logits, 2)
     with pytest.raises(ValueError, match="mask"):
