@@ -22,6 +22,7 @@ from .errors import (
     DecodeAborted,
     DecodeFailed,
     DoesNotFitError,
+    GrammarError,
     InvalidBatchError,
     ModelLoadError,
     NativeAbortError,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from .backends import build_info, devices, quantize
     from .drafters import Drafter
     from .engine import Engine
-    from .llm import LLM, GenerationResult, Piece, Usage
+    from .llm import LLM
+    from .results import GenerationResult, Logprob, Piece, TokenLogprob, Usage
     from .runtime import Batch, Context, Evaluator, Model, Vocab
 
 __all__ = [
@@ -62,7 +64,9 @@ __all__ = [
     "Engine",
     "Evaluator",
     "GenerationResult",
+    "GrammarError",
     "InvalidBatchError",
+    "Logprob",
     "Model",
     "ModelLoadError",
     "ModelParams",
@@ -76,6 +80,7 @@ __all__ = [
     "SamplingParams",
     "SpecStats",
     "SpeculationParams",
+    "TokenLogprob",
     "UnsupportedError",
     "Usage",
     "Vocab",
@@ -92,9 +97,11 @@ logging.getLogger("pyspec").addHandler(logging.NullHandler())
 # names that need compiled modules or NumPy work are imported when they are asked for
 _LAZY = {
     "LLM": "llm",
-    "GenerationResult": "llm",
-    "Piece": "llm",
-    "Usage": "llm",
+    "GenerationResult": "results",
+    "Logprob": "results",
+    "Piece": "results",
+    "TokenLogprob": "results",
+    "Usage": "results",
     "Engine": "engine",
     "Drafter": "drafters",
     "Batch": "runtime",

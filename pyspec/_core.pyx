@@ -18,7 +18,7 @@ NaN logits count as -inf everywhere.
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyObject_GetBuffer, PyBuffer_Release,
 )
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, log
 from libc.stdint cimport INT32_MAX, int8_t, int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -453,6 +453,61 @@ def logprob_rows(const float[:, ::1] logits not None, const int32_t[::1] ids not
     with nogil:
         for i in range(n):
             to[i] = _logprob(x + i * v, v, tokens[i])
+
+
+def top_logprob_rows(const float[:, ::1] logits not None, const int32_t[::1] ids not None, double[::1] out not None,
+                     int32_t[:, ::1] top_ids not None, double[:, ::1] top not None):
+    """``logprob_rows``, and the k most likely tokens of each row with theirs. Nothing is sorted but these.
+
+    Args:
+        logits: IN float32 [n, v].
+        ids: IN int32 [n], 0 <= ids[i] < v.
+        out: OUT float64 [>= n].
+        top_ids: OUT int32 [>= n, k], 1 <= k <= 64; best first, ties: lower id first. -1 where nothing is left.
+        top: OUT float64 [>= n, k], their log-probabilities.
+
+    Raises:
+        ValueError: shapes that do not fit, or an id out of range. Nothing was written.
+    """
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], k = top_ids.shape[1], i, j, found
+    cdef float best[64]
+    cdef double lse
+    cdef float x
+    _check_logits(n, v, out.shape[0])
+    if ids.shape[0] != n:
+        raise ValueError(f"ids must hold one token for each of {n} rows, got {ids.shape[0]}")
+    if k < 1 or k > 64 or top.shape[1] != k or top_ids.shape[0] < n or top.shape[0] < n:
+        raise ValueError(
+            f"top_ids and top must hold {n} rows of 1 to 64 values, got [{top_ids.shape[0]}, {k}] and "
+            f"[{top.shape[0]}, {top.shape[1]}]")
+    if n == 0:
+        return
+    cdef const float *row = &logits[0, 0]
+    cdef const int32_t *tokens = &ids[0]
+    _check_ids(tokens, n, v, "ids")
+    with nogil:
+        for i in range(n):
+            found = ps_top_k(row, v, k, best, &top_ids[i, 0])
+            if found == 0 or best[0] == INFINITY:
+                lse = INFINITY
+            else:
+                lse = best[0] + log(ps_sum_exp(row, v, best[0], 1.0))
+            for j in range(k):
+                if j >= found:
+                    top_ids[i, j] = -1
+                    top[i, j] = -INFINITY
+                elif lse == INFINITY:
+                    top[i, j] = 0.0 if best[j] == INFINITY else -INFINITY
+                else:
+                    top[i, j] = best[j] - lse
+            x = row[tokens[i]]
+            if not x > -INFINITY:
+                out[i] = -INFINITY
+            elif lse == INFINITY:
+                out[i] = 0.0 if x == INFINITY else -INFINITY
+            else:
+                out[i] = x - lse
+            row += v
 
 
 # ---- sampling -----------------------------------------------------------------------------------------------------

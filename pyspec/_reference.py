@@ -246,6 +246,22 @@ def logprob_rows(logits: _F32, ids: _I32, out: _F64) -> None:
             out[i] = logit - lse[i] if logit > -np.inf else -np.inf
 
 
+def top_logprob_rows(logits: _F32, ids: _I32, out: _F64, top_ids: _I32, top: _F64) -> None:
+    """See ``_core.top_logprob_rows``."""
+    _check_logits(logits, out, np.float64, len(logits))
+    k = top_ids.shape[1]
+    if not 1 <= k <= 64 or top.shape[1] != k or min(len(top_ids), len(top)) < len(logits):
+        raise ValueError(f"top_ids and top must hold {len(logits)} rows of 1 to 64 values")
+    logprob_rows(logits, ids, out)
+    for i, row in enumerate(_no_nan(logits)):
+        best = np.argsort(-row, kind="stable")[:k].astype(np.int32)
+        best = best[row[best] > -np.inf]
+        top_ids[i], top[i] = -1, -np.inf
+        top_ids[i, : len(best)] = best
+        for j, token in enumerate(best):
+            logprob_rows(logits[i : i + 1], np.array([token], np.int32), top[i, j : j + 1])
+
+
 def candidates(logits: _F32, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[_I32, _F64]:
     """What ``sample_row`` draws from, for finite maximum and temperature > 0.
 

@@ -45,8 +45,8 @@ class Options:
     context: ContextParams
     draft_context: Mapping[str, Any]
     params: SpeculationParams
-    #: Requests may bring a prediction: the drafter for it comes first.
-    prediction: bool = False
+    #: Drafters for what requests bring along, such as a prediction; they come first.
+    extra: tuple[str, ...] = ()
     #: Drafters that were given as classes or instances, by name.
     custom: Mapping[str, Maker] = field(default_factory=dict)
 
@@ -198,6 +198,12 @@ class Assembly:
             if old is not None and old is not drafter and type(old) is type(drafter):
                 drafter.inherit(old)
 
+    def set_loras(self, loras: Sequence[tuple[backends.LoraHandle, float]]) -> None:
+        """Other adapters for the target; nothing may be running. What its cache holds was computed with others."""
+        self.target.handle.set_loras(loras)
+        for seq in range(self.n_seq):
+            self.target.memory.clear(seq)
+
     def abort(self) -> None:
         """Stop the pass that runs now."""
         for context in (self.target, *self.drafts):
@@ -223,16 +229,21 @@ def _names(options: Options, target: Model, draft: Model | None) -> tuple[str, .
     return options.speculation
 
 
-def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -> Assembly:
-    """Make contexts, drafters and engine for ``n_seq`` sequences.
+def assemble(
+    target: Model,
+    draft: Model | None,
+    options: Options,
+    n_seq: int,
+    loras: Sequence[tuple[backends.LoraHandle, float]] = (),
+) -> Assembly:
+    """Make contexts, drafters and engine for ``n_seq`` sequences; ``loras`` are for the target's context alone.
 
     Raises:
         ConfigError, VocabMismatchError, UnsupportedError: target, draft and options do not fit together.
         NativeError: a context could not be made; what had been made is freed.
     """
     names = _names(options, target, draft)
-    if options.prediction and "prediction" not in names:
-        names = ("prediction", *names)
+    names = (*(name for name in options.extra if name not in names), *names)
     makers = [options.custom.get(name) or registry.get(name) for name in names]
     plans = [custom.plan(maker, target, draft, options.params, n_seq) for maker in makers]
     if draft is not None and not any(p.draft_context is not None for p in plans):
@@ -246,6 +257,8 @@ def assemble(target: Model, draft: Model | None, options: Options, n_seq: int) -
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
     with ExitStack() as stack:
         context = stack.enter_context(Context(target, params))
+        if loras:
+            context.handle.set_loras(loras)
         params = context.params  # with the thread counts that are really used
         n_threads = params.n_threads or 1
         n_threads_pool = max(n_threads, params.n_threads_batch or 1)

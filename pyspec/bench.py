@@ -36,6 +36,7 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     "ngram-map-k4v": ("size_m",),
     "ngram-mod": ("mod_n_max",),
     "suffix": ("suffix_n_max",),
+    "grammar": ("grammar_n_max",),
     "prediction": ("prediction_n_max",),
 }
 

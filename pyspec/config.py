@@ -5,13 +5,21 @@ Names and defaults are llama.cpp's where llama.cpp has the option (``include/lla
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from ._options import GrammarSpec
+from ._options import Options as _Options
+from ._options import check_finite as _check_finite
+from ._options import check_float as _check_float
+from ._options import check_int as _check_int
+from ._options import json_text as _json_text
+from ._options import strings as _strings
 from .errors import ConfigError
 
 log = logging.getLogger("pyspec")
@@ -21,6 +29,7 @@ __all__ = [
     "SAMPLERS",
     "VERIFICATIONS",
     "ContextParams",
+    "GrammarSpec",
     "ModelParams",
     "SamplingParams",
     "SpeculationParams",
@@ -34,37 +43,6 @@ CACHE_TYPES: Mapping[str, int] = {
 }  # fmt: skip
 
 _FLASH_ATTN: Mapping[Any, int] = {"auto": -1, None: -1, False: 0, True: 1, "off": 0, "on": 1}
-
-
-def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
-        limit = f">= {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{name} must be {limit}, got {value}")
-
-
-def _check_float(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise ConfigError(f"{name} must be a number, got {value!r}")
-    if value < low or value > high or (open_low and value == low):
-        raise ConfigError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value!r}")
-
-
-def _check_finite(name: str, value: Any, low: float = -math.inf, *, open_low: bool = False) -> None:
-    _check_float(name, value, low, open_low=open_low)
-    if math.isinf(value):
-        raise ConfigError(f"{name} must be finite")
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """A string or several as a tuple."""
-    if not isinstance(value, (str, list, tuple)):
-        raise ConfigError(f"{name} must be a string or a list of strings, got {value!r}")
-    strings = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(s, str) and s for s in strings):
-        raise ConfigError(f"{name} must be non-empty strings, got {value!r}")
-    return strings
 
 
 def default_n_threads() -> int:
@@ -128,24 +106,6 @@ def _own_groups(root: str, self_file: str) -> list[str]:
         parts = [p for p in path.split("/") if p]
         groups.update(f"{base}/{'/'.join(parts[:i])}{_V1 if v1 else ''}" for i in range(1, len(parts) + 1))
     return sorted(groups)
-
-
-class _Options:
-    """Shared by the option classes: replace by keyword with a helpful message."""
-
-    __slots__ = ()
-
-    @classmethod
-    def names(cls) -> frozenset[str]:
-        return frozenset(f.name for f in fields(cls))  # type: ignore[arg-type]
-
-    def override(self, **changes: Any) -> Any:
-        """A copy with some options changed. Raises ConfigError for an unknown name or a bad value."""
-        unknown = sorted(set(changes) - self.names())
-        if unknown:
-            known = ", ".join(sorted(self.names()))
-            raise ConfigError(f"unknown option {unknown[0]!r}; {type(self).__name__} has: {known}")
-        return replace(self, **changes)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +260,10 @@ class SamplingParams(_Options):
         min_p: drop tokens less likely than min_p times the most likely one.
         seed: None: a new one for each request. The same seed gives the same text, whatever else is in the batch; with
             ``verification`` "auto" or "match" also with another drafter or none.
+        logprobs: give the log-probability of every output token.
+        top_logprobs: also those of the most likely tokens at its place, up to 20; above 0 it implies ``logprobs``.
+        logprobs_mode: "raw": of the model's own distribution (temperature 1, before any filter). "processed": of the
+            distribution that the token was drawn from.
         stop: strings that end the text; they are not part of it.
         ignore_eos: treat end-of-generation tokens as ordinary ones.
         add_special: add the model's BOS (and EOS) to a text prompt as its metadata says.
@@ -326,6 +290,14 @@ class SamplingParams(_Options):
         verification: how drafted tokens are checked: "greedy" (needs temperature 0), "match", "rejection" or "block";
             "auto": "rejection" where the drafter draws its tokens and no seed is given, else "match". Changes how many
             are accepted, never the distribution of the text.
+        json_schema: the text is JSON that fits this schema: a dict, its text, or a pydantic model class.
+        json_whitespace: allow white space between the tokens of JSON; without it more tokens are forced, and drafted.
+        regex: the text as a whole matches this regular expression (syntax of Rust's regex crate).
+        choice: the text is one of these strings.
+        grammar: the text fits this grammar, written in Lark's syntax (as llguidance has it) or llama.cpp's GBNF.
+        speculation: drafters to use, of those that are loaded: a name, a list, or "off"; None: all.
+        n_max: most tokens drafted a step, if less than what the drafters were loaded with.
+        p_min: stop drafting at the first token less likely than this; None: as the drafters were loaded.
     """
 
     max_tokens: int | None = None
@@ -334,6 +306,9 @@ class SamplingParams(_Options):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    logprobs_mode: str = "raw"
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     add_special: bool = True
@@ -361,6 +336,14 @@ class SamplingParams(_Options):
     min_keep: int = 0
     samplers: tuple[str, ...] = SAMPLERS
     verification: str = "auto"
+    json_schema: Any = None
+    json_whitespace: bool = True
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+    speculation: str | tuple[str, ...] | None = None
+    n_max: int | None = None
+    p_min: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -372,6 +355,13 @@ class SamplingParams(_Options):
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         object.__setattr__(self, "stop", _strings("stop", self.stop))
+        if not isinstance(self.logprobs, bool):
+            raise ConfigError(f"logprobs must be True or False, got {self.logprobs!r}; how many: top_logprobs")
+        _check_int("top_logprobs", self.top_logprobs, 0, 20)
+        if self.top_logprobs:
+            object.__setattr__(self, "logprobs", True)
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise ConfigError(f"logprobs_mode must be 'raw' or 'processed', got {self.logprobs_mode!r}")
         self._check_logit_bias()
         _check_finite("penalty_repeat", self.penalty_repeat, 0.0, open_low=True)
         _check_finite("penalty_freq", self.penalty_freq)
@@ -397,6 +387,8 @@ class SamplingParams(_Options):
             raise ConfigError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {self.verification!r}")
         if self.verification == "greedy" and self.temperature > 0:
             raise ConfigError(f"verification='greedy' needs temperature=0, got {self.temperature:g}")
+        self._check_grammar()
+        self._check_speculation()
 
     def _check_logit_bias(self) -> None:
         bias: Any = self.logit_bias
@@ -444,6 +436,49 @@ class SamplingParams(_Options):
         if self.mirostat and self.dynatemp_range > 0:
             raise ConfigError(f"mirostat={self.mirostat} and dynatemp_range exclude each other")
 
+    def _check_speculation(self) -> None:
+        given: Any = self.speculation
+        if given is not None:
+            names = ((given,) if given != "off" else ()) if isinstance(given, str) else given
+            if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) and n for n in names):
+                raise ConfigError(f"speculation must be 'off', a drafter's name or a list of names, got {given!r}")
+            object.__setattr__(self, "speculation", None if tuple(names) == ("auto",) else tuple(names))
+        if self.n_max is not None:
+            _check_int("n_max", self.n_max, 1, 1024)
+        if self.p_min is not None:
+            _check_float("p_min", self.p_min, 0.0, 1.0)
+
+    def _check_grammar(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _json_text(self.json_schema))
+        if not isinstance(self.json_whitespace, bool):
+            raise ConfigError(f"json_whitespace must be True or False, got {self.json_whitespace!r}")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
+        choice: Any = self.choice
+        if isinstance(choice, str) or not isinstance(choice, (list, tuple)):
+            raise ConfigError(f"choice must be a list of strings, got {choice!r}")
+        if not all(isinstance(c, str) and c for c in choice):
+            raise ConfigError(f"choice must hold non-empty strings, got {choice!r}")
+        object.__setattr__(self, "choice", tuple(choice))
+        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name)]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
+
+    @property
+    def grammar_spec(self) -> GrammarSpec | None:
+        """What bounds the text; None: nothing."""
+        if self.json_schema is not None:
+            return GrammarSpec("json_schema", self.json_schema, not self.json_whitespace)
+        if self.choice:
+            return GrammarSpec("choice", json.dumps(self.choice))
+        for kind, source in (("regex", self.regex), ("grammar", self.grammar)):
+            if source is not None:
+                return GrammarSpec(kind, source)
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams(_Options):
@@ -465,6 +500,7 @@ class SpeculationParams(_Options):
         synth_len, synth_rates: for benchmarks only, the output is not valid: accept drafts by lot, so that a pass with
             a full draft gives ``synth_len`` tokens on average, or by the rate for each position that it is reached.
         prediction_n_max: most tokens proposed a step from a request's prediction.
+        grammar_n_max: most tokens proposed a step of those that a request's grammar forces.
         backend_sampling: sample the draft on the device where it can.
         exact: every pass of the target evaluates one sequence with ``n_max + 1`` rows, padded where the draft is
             shorter, so that the text is the same bit by bit whatever is drafted; see docs/exactness.md. Also with
@@ -490,6 +526,7 @@ class SpeculationParams(_Options):
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
     prediction_n_max: int = 16
+    grammar_n_max: int = 16
     synth_len: float | None = None
     synth_rates: tuple[float, ...] = ()
     backend_sampling: bool = True
@@ -514,6 +551,7 @@ class SpeculationParams(_Options):
             if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
                 raise ConfigError(f"{name} must be a file name or None, got {path!r}")
         _check_int("prediction_n_max", self.prediction_n_max, 1, 1024)
+        _check_int("grammar_n_max", self.grammar_n_max, 1, 1024)
         self._check_synthetic()
         _check_int("suffix_n_max", self.suffix_n_max, 1, 1024)
         _check_int("suffix_min_match", self.suffix_min_match, 1, 1024)

@@ -21,6 +21,7 @@ from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
 from .sampling import (
     Breakers,
     Constraint,
+    LogprobRows,
     Q,
     SamplerChain,
     Scratch,
@@ -28,10 +29,11 @@ from .sampling import (
     Verifier,
     VocabLike,
     make_breakers,
+    processed_logprobs,
     synthetic_rates,
 )
 from .stats import SpecStats
-from .types import DraftRequest, F32Array, FinishReason, RollbackKind
+from .types import DraftRequest, F32Array, FinishReason, RollbackKind, TokenLogprob
 
 __all__ = ["Engine", "Observer"]
 
@@ -82,6 +84,7 @@ class Engine:
         self._scratch = Scratch(target.n_vocab)
         self._vocab = vocab
         self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._logprobs = LogprobRows(16)
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * target.n_seq_max
         self._n_chunk = min(target.n_ubatch, target.n_batch)
@@ -142,6 +145,7 @@ class Engine:
             )
         if self._n_rows and params.verification == "auto":
             params = params.override(verification="match")
+        self.check_speculation(params)
         seq = Sequence(list(prompt), params, text, extra)
         seq.sampler = self._sampler(seq, constraint)
         seq.stats.synthetic = self.stats.synthetic
@@ -180,6 +184,16 @@ class Engine:
         for token in prompt:
             if not 0 <= token < self.target.n_vocab:
                 raise ConfigError(f"token id {token} is out of range: the model has {self.target.n_vocab} tokens")
+
+    def check_speculation(self, params: SamplingParams | None, more: Collection[str] = ()) -> None:
+        """Raise ConfigError if a request asks for drafters that are not there; ``more``: names that will be there."""
+        names = [d.name for d in self.chain.drafters]
+        for name in (params.speculation if params is not None else None) or ():
+            if name not in names and name not in more:
+                raise ConfigError(
+                    f"speculation={name!r} for a request: loaded are {', '.join(names) or 'no drafters'}; "
+                    f"load it with LLM(speculation=[...])"
+                )
 
     def release(self, seq: Sequence) -> None:
         """End a sequence, if it still runs, and free its slot."""
@@ -303,12 +317,17 @@ class Engine:
         if self.observer is not None:
             for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
                 self.observer(seq, logits, rows[seq.id][0], len(drafts[seq.id]), emitted)
+        logprobs = {
+            s.id: self._score(s, logits, rows[s.id][0], emitted)
+            for s, (_, emitted) in zip(seqs, verdicts, strict=True)
+            if s.params.logprobs
+        }
         t4 = perf_counter_ns()
         behind: list[tuple[Sequence, int]] = []
         for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):
             n_draft, winner = len(drafts[seq.id]), winners.get(seq.id)
             n_keep, n_now = seq.n_past + 1 + n_acc, seq.n_past + max(1 + n_draft, self._n_rows)
-            n_used = self._commit(seq, n_acc, emitted)
+            n_used = self._commit(seq, n_acc, emitted, logprobs.get(seq.id, []))
             n_acc = min(n_acc, n_used)
             if winner is not None:
                 seq.drafter_stats(winner.name).count(n_draft, n_acc)
@@ -337,29 +356,43 @@ class Engine:
 
     def _verdict(self, seq: Sequence, logits: F32Array, row: int, draft: Seq[int], q: Q) -> tuple[int, list[int]]:
         """How many drafted tokens stand, and what is emitted; nothing where this request cannot go on."""
+        if seq.params.logprobs and seq.params.logprobs_mode == "processed":
+            seq.sampler.trace = []
         try:
             return self._verify(logits, row, draft, seq.sampler, len(seq.tokens), q)
         except SamplingError as e:
             seq.error = e
             return 0, []
 
+    def _score(self, seq: Sequence, logits: F32Array, row: int, emitted: list[int]) -> list[TokenLogprob]:
+        """Log-probabilities of the tokens just emitted."""
+        n_top = seq.params.top_logprobs
+        if seq.params.logprobs_mode == "processed":
+            return processed_logprobs(emitted, seq.sampler.trace or (), n_top)
+        return self._logprobs(logits, row, emitted, n_top)
+
     def _requests(self, seqs: list[Sequence]) -> list[DraftRequest]:
         """Who may draft how much: limited by the pass, the cache, the context and the token budget."""
         share = min(self._n_rows_max // len(seqs) - 1, self._n_draft_max)
         requests = []
         for seq in seqs if share > 0 else ():
-            n = min(share, self.n_ctx - seq.n_past - 1)
+            chosen = seq.params.speculation
+            if chosen is not None and not chosen:
+                continue
+            n = min(share, self.n_ctx - seq.n_past - 1, seq.params.n_max or share)
             if seq.params.max_tokens is not None:
                 n = min(n, seq.params.max_tokens - seq.n_output - 1)
             if n > 0:
                 request = DraftRequest(seq.id, seq.n_past, seq.tokens[-1], seq.tokens, n)
                 request.temperature = seq.params.temperature
                 request.sampling = seq.sampler.draft_sampling(len(seq.tokens))
+                request.drafters = None if chosen is None else tuple(chosen)
+                request.p_min = seq.params.p_min
                 request.extra = seq.extra
                 requests.append(request)
         return requests
 
-    def _commit(self, seq: Sequence, n_acc: int, emitted: list[int]) -> int:
+    def _commit(self, seq: Sequence, n_acc: int, emitted: list[int], logprobs: list[TokenLogprob]) -> int:
         """Take over the emitted tokens up to whatever ends the sequence; returns how many were taken."""
         piece = Piece("")
         reason: FinishReason | None = None
@@ -378,11 +411,13 @@ class Engine:
                 reason = "length"
             if reason is not None:
                 break
+        piece.logprobs = logprobs[: len(piece.tokens)]
         seq.drafted.extend(piece.drafted)
         seq.pieces.append(piece)
         constraint = seq.sampler.constraint
-        if reason is None and constraint is not None and constraint.stopped:
-            reason = "stop"
+        if reason in (None, "length") and constraint is not None and constraint.stopped:
+            # the token that completes the text is the last of a verification: it ends the text whatever the limit says
+            reason = "stop" if len(piece.tokens) == len(emitted) else reason
         if seq.error is not None:
             reason = "cancelled"
         if reason is not None:

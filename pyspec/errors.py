@@ -25,6 +25,10 @@ class VocabMismatchError(ConfigError):
     """Draft and target vocabularies do not fit; the message names the first difference."""
 
 
+class GrammarError(ConfigError):
+    """A JSON schema, regular expression or grammar that is wrong, and where; or that admits no text."""
+
+
 class BackendError(PyspecError):
     """Something about the native libraries or devices."""
 

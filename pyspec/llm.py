@@ -2,88 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, overload
 
 import numpy as np
 
 from . import assemble as _assemble
+from . import lora as _lora
 from .config import ContextParams, SamplingParams
 from .drafters import registry
 from .engine import Engine
 from .errors import ClosedError, ConfigError
+from .results import GenerationResult, Logprob, Piece, TokenLogprob, Usage, logprobs_of, result_of
 from .runtime import Model, Sequence, TextStream
 from .runtime import Piece as _EnginePiece
+from .sampling import GrammarConstraint, Grammars
 from .stats import SpecStats
-from .types import FinishReason, I32Array
+from .types import CONSTRAINT, I32Array
 
-__all__ = ["LLM", "GenerationResult", "Piece", "Usage"]
+__all__ = ["LLM", "GenerationResult", "Logprob", "Piece", "TokenLogprob", "Usage"]
+
+log = logging.getLogger("pyspec")
 
 Prompt: TypeAlias = "str | Seq[int]"
 
 #: ``n_seq_max=None`` grows up to this many sequences a pass.
 N_SEQ_AUTO_MAX = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one generation. ``completion_tokens`` is the number of tokens delivered."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """One finished generation.
-
-    Attributes:
-        text: the output, cut right before a stop string.
-        tokens: output token ids; an end-of-generation token, or the one that completed a stop string, is the last.
-        drafted: for each token, whether it was an accepted draft token.
-        finish_reason: "stop", "length" or "cancelled".
-        usage: token counts. stats: how it went. prompt_tokens: the prompt's ids.
-    """
-
-    text: str
-    tokens: list[int]
-    drafted: list[bool]
-    finish_reason: FinishReason
-    usage: Usage
-    stats: SpecStats
-    prompt_tokens: list[int]
-
-    @property
-    def valid(self) -> bool:
-        """False for benchmarks with synthetic acceptance: text and tokens are not the target's."""
-        return not self.stats.synthetic
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a stream. The texts of all pieces joined are the result's text.
-
-    Attributes:
-        text: new text; empty while half a character or a possible stop string is held back.
-        tokens, drafted: new token ids, and whether each was an accepted draft token.
-        finish_reason, result: set on the last piece.
-    """
-
-    text: str
-    tokens: list[int] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    result: GenerationResult | None = None
 
 
 class LLM:
@@ -98,6 +50,7 @@ class LLM:
         n_ctx: tokens of one sequence, prompt and output; 0: the model's training length, 4096 at most.
         n_seq_max: sequences that share a pass. None: as many as the longest list given to :meth:`generate` so far,
             up to 8; contexts are made anew when that grows.
+        lora: LoRA adapters for the target: a path, a (path, scale) pair, or a list of these; see :meth:`set_lora`.
         progress: called with 0.0 to 1.0 while a model loads.
         **options: any option of :class:`ModelParams`, :class:`ContextParams` and :class:`SpeculationParams` by name;
             ``draft_n_gpu_layers``, ``draft_cache_type_k`` and so on for the draft's own.
@@ -118,6 +71,7 @@ class LLM:
         speculation: _assemble.Speculation = "auto",
         n_ctx: int = 0,
         n_seq_max: int | None = None,
+        lora: _lora.LoraSpec | None = None,
         progress: Callable[[float], bool | None] | None = None,
         **options: Any,
     ) -> None:
@@ -125,6 +79,8 @@ class LLM:
         self._closed = False
         self._stack = ExitStack()
         self._assembly: _assemble.Assembly | None = None
+        self._grammars: Grammars | None = None
+        self._no_room: set[str] = set()
         if isinstance(draft, str) and not _assemble.is_path(draft) and draft in registry.names():
             if speculation != "auto":
                 raise ConfigError(f"draft={draft!r} names a method, and so does speculation={speculation!r}: give one")
@@ -133,9 +89,12 @@ class LLM:
             ContextParams(n_seq_max=n_seq_max)
         self._auto_seq = n_seq_max is None
         self._options = _assemble.Options.sort(speculation, n_ctx, options)
+        self._lora = _lora.parse(lora)
         self._model, self._draft, owned = _assemble.load_models(model, draft, self._options, progress, n_seq_max or 1)
         with owned:
-            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_seq_max or 1)
+            self._adapters = _lora.load(self._model, self._lora)
+            owned.callback(self._close_adapters)
+            self._assembly = self._assemble(n_seq_max or 1)
             self._stack = owned.pop_all()
 
     @classmethod
@@ -205,7 +164,39 @@ class LLM:
 
     def describe(self) -> dict[str, Any]:
         """What is loaded and how it is set up, as plain values."""
-        return _assemble.describe(self._running(), self._model, self._draft)
+        info = _assemble.describe(self._running(), self._model, self._draft)
+        info["lora"] = _lora.describe(self._lora)
+        return info
+
+    # -- adapters --
+
+    @property
+    def lora(self) -> list[tuple[Path, float]]:
+        """LoRA adapters of the target, with their scales."""
+        return [(a.path, a.scale) for a in self._lora]
+
+    def set_lora(self, lora: _lora.LoraSpec | None) -> None:
+        """Other LoRA adapters for the target, from the next request on; what runs is finished first. None: none.
+
+        The draft stays as it is: the output is that of the adapted target, drafts are just accepted less often.
+
+        Raises:
+            ModelLoadError: a file is missing or damaged. ConfigError: it is for another model, or a scale is no finite
+                number. UnsupportedError: a kind of adapter that does not work here. Nothing has changed then.
+        """
+        adapters = _lora.parse(lora)
+        with self._lock:
+            self._running()
+            loaded = _lora.load(self._model, adapters)
+            try:
+                self._finish_running()
+                self._running().set_loras(loaded)
+            except BaseException:
+                for handle, _ in loaded:
+                    handle.close()
+                raise
+            self._close_adapters()
+            self._lora, self._adapters = adapters, loaded
 
     # -- text --
 
@@ -229,7 +220,7 @@ class LLM:
     def generate(
         self,
         prompt: Seq[int] | Seq[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         prediction: Prompt | Seq[Prompt | None] | None = None,
         **overrides: Any,
@@ -237,7 +228,7 @@ class LLM:
     def generate(
         self,
         prompt: Prompt | Seq[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         prediction: Prompt | Seq[Prompt | None] | None = None,
         **overrides: Any,
@@ -246,7 +237,11 @@ class LLM:
 
         Args:
             prompt: text, or token ids, or a list of either (then a list comes back, in the same order).
-            params: how to sample. **overrides: options of SamplingParams, such as ``max_tokens=100``.
+            params: how to sample; for a list of prompts one for all, or a list with one for each.
+            **overrides: options of SamplingParams, such as ``max_tokens=100``; for a list of prompts ``seed`` may be a
+                list too. ``json_schema``, ``regex``, ``choice`` and ``grammar`` bound the text (extra ``grammar``);
+                the first such request makes contexts anew with room for the tokens that are forced, unless
+                ``speculation`` is "off" or "grammar" is among the loaded drafters.
             prediction: what the answer will mostly repeat, as text or token ids, such as the file that is to be
                 edited: drafts come from it. Never changes the output. One for all prompts, or one or None for each.
                 The first request with a prediction makes contexts anew with room for its drafts, after what runs has
@@ -259,19 +254,20 @@ class LLM:
             ConfigError: an option is wrong, or a prompt is empty or too long.
             NativeError: a pass failed; the object stays usable unless ``state`` is "lost".
         """
-        sampling = _sampling(params, overrides)
         single = isinstance(prompt, str) or _is_token_list(prompt)
         if not single and not isinstance(prompt, (list, tuple)):
             raise ConfigError(f"a prompt is a str, token ids, or a list of these; got {type(prompt).__name__}")
         prompts: list[Any] = [prompt] if single else list(prompt)
-        encoded = [self._encode(p, sampling) for p in prompts]
+        samplings = _samplings(params, overrides, len(prompts), single)
+        encoded = [self._encode(p, s) for p, s in zip(prompts, samplings, strict=True)]
         if isinstance(prediction, (list, tuple)) and not single and not _is_token_list(prediction):
             if len(prediction) != len(prompts):
                 raise ConfigError(f"{len(prediction)} predictions for {len(prompts)} prompts: give one for each")
-            predictions = [self._encode_prediction(p, sampling) for p in prediction]
+            given = list(prediction)
         else:
-            predictions = [self._encode_prediction(prediction, sampling)] * len(prompts)
-        results = self._generate(encoded, sampling, predictions)
+            given = [prediction] * len(prompts)
+        predictions = [self._encode_prediction(p, s) for p, s in zip(given, samplings, strict=True)]
+        results = self._generate(self._requests(encoded, samplings, predictions))
         return results[0] if single else results
 
     def stream(
@@ -288,8 +284,8 @@ class LLM:
         """
         sampling = _sampling(params, overrides)
         tokens = self._encode(prompt, sampling)
-        self._check_prompt(tokens)
-        return self._stream(tokens, sampling, self._encode_prediction(prediction, sampling))
+        (request,) = self._requests([tokens], [sampling], [self._encode_prediction(prediction, sampling)])
+        return self._stream(request)
 
     def chat(
         self,
@@ -298,6 +294,8 @@ class LLM:
         *,
         stream: bool = False,
         template: str | None = None,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        documents: Seq[Mapping[str, Any]] | None = None,
         **overrides: Any,
     ) -> Any:
         """Answer a conversation, written with the model's chat template. Needs jinja2 (extra ``chat``).
@@ -307,11 +305,12 @@ class LLM:
             params, overrides: as in :meth:`generate`; ``prediction`` too.
             stream: give pieces, as :meth:`stream` does, instead of a GenerationResult.
             template: another Jinja template.
+            tools, documents: handed to the template, for models that know what to do with them.
         """
         from . import chat
 
         self._running()
-        tokens = chat.encode(self._model, messages, template=template)
+        tokens = chat.encode(self._model, messages, template=template, tools=tools, documents=documents)
         if stream:
             return self.stream(tokens, params, **overrides)
         return self.generate(tokens, params, **overrides)
@@ -359,6 +358,19 @@ class LLM:
             raise ClosedError("this LLM is closed")
         return self._assembly
 
+    def _assemble(self, n_seq: int) -> _assemble.Assembly:
+        return _assemble.assemble(self._model, self._draft, self._options, n_seq, self._adapters)
+
+    def _finish_running(self) -> None:
+        """Step until nothing runs or waits. The lock is held."""
+        engine = self._running().engine
+        while not engine.idle:
+            engine.step()
+
+    def _close_adapters(self) -> None:
+        while self._adapters:
+            self._adapters.pop()[0].close()
+
     def _encode(self, prompt: Any, sampling: SamplingParams) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt, sampling.add_special, sampling.parse_special)
@@ -382,9 +394,6 @@ class LLM:
                 raise ConfigError(f"token id {token} of the prediction is out of range: the model has {n_vocab} tokens")
         return np.array(tokens, np.int32) if tokens else None
 
-    def _check_prompt(self, tokens: list[int]) -> None:
-        self._running().engine.check_prompt(tokens)
-
     def _grow(self, n: int) -> None:
         """Make contexts for more sequences, when that is ours to decide and nothing runs. The lock is held."""
         assembly = self._running()
@@ -394,53 +403,98 @@ class LLM:
         n_old = assembly.n_seq
         assembly.close()
         try:
-            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n)
+            self._assembly = self._assemble(n)
         except Exception:
             # not enough memory for that many: one after another still works
             self._auto_seq = False
-            self._assembly = _assemble.assemble(self._model, self._draft, self._options, n_old)
+            self._assembly = self._assemble(n_old)
         self._assembly.inherit(assembly)
 
-    def _make_room_for_predictions(self) -> None:
-        """The drafter for predictions, and contexts that can verify its drafts. The lock is held.
+    def _make_room(self, names: Iterable[str]) -> None:
+        """Drafters for what requests bring along, and contexts that can verify their drafts. The lock is held.
 
         Raises:
             ConfigError: this target or these options allow no drafts. NativeError: no memory; all is as before.
         """
         assembly = self._running()
-        if "prediction" not in assembly.names:
-            while not assembly.engine.idle:
-                assembly.engine.step()
-            assembly.close()
-            before, self._options = self._options, replace(self._options, prediction=True)
-            try:
-                self._assembly = _assemble.assemble(self._model, self._draft, self._options, assembly.n_seq)
-            except Exception:
-                self._options = before
-                self._assembly = _assemble.assemble(self._model, self._draft, self._options, assembly.n_seq)
+        have = (*assembly.names, *self._no_room)
+        missing = [name for name in ("grammar", "prediction") if name in names and name not in have]
+        if not missing:
+            return
+        self._finish_running()
+        assembly.close()
+        before, self._options = self._options, replace(self._options, extra=(*missing, *self._options.extra))
+        try:
+            self._assembly = self._assemble(assembly.n_seq)
+        except Exception:
+            self._options = before
+            self._assembly = self._assemble(assembly.n_seq)
+            if missing != ["grammar"]:
                 raise
-            finally:
-                self._running().inherit(assembly)
-        if not self._running().engine.n_draft_max:
-            raise ConfigError("a prediction needs room for drafts: n_outputs_max and n_batch must be 2 or more")
+            # forced tokens can do without drafts
+            self._no_room.add("grammar")
+            log.warning("no contexts with room for the tokens that grammars force: they are not drafted", exc_info=True)
+        finally:
+            self._running().inherit(assembly)
 
-    def _submit(
-        self, engine: Engine, tokens: list[int], sampling: SamplingParams, prediction: I32Array | None
-    ) -> Sequence:
+    def _room_wanted(self, samplings: Seq[SamplingParams], predictions: Seq[I32Array | None]) -> set[str]:
+        """Drafters that these requests have work for. Forced tokens are not drafted where speculation is off."""
+        names = {"prediction"} if any(p is not None for p in predictions) else set()
+        for sampling in samplings:
+            chosen = sampling.speculation
+            if sampling.grammar_spec is None:
+                continue
+            if "grammar" in chosen if chosen is not None else self._options.speculation != ("off",):
+                names.add("grammar")
+        return names
+
+    def _constraints(self, samplings: Seq[SamplingParams]) -> list[GrammarConstraint | None]:
+        """One for each request that asks for it. Raises GrammarError."""
+        specs = [s.grammar_spec for s in samplings]
+        if self._grammars is None and any(specs):
+            self._grammars = Grammars(self._model.vocab)
+        return [None if spec is None or self._grammars is None else self._grammars.constraint(spec) for spec in specs]
+
+    def _submit(self, engine: Engine, request: _Request) -> Sequence:
+        sampling, constraint = request.sampling, request.constraint
         text = TextStream(self._model.vocab, sampling.stop, sampling.skip_special)
-        return engine.submit(tokens, sampling, text, {} if prediction is None else {"prediction": prediction})
+        extra: dict[str, Any] = {} if request.prediction is None else {"prediction": request.prediction}
+        if constraint is not None:
+            extra[CONSTRAINT] = constraint
+        return engine.submit(request.tokens, sampling, text, extra, constraint)
 
-    def _generate(
-        self, prompts: list[list[int]], sampling: SamplingParams, predictions: list[I32Array | None]
-    ) -> list[GenerationResult]:
-        for tokens in prompts:
-            self._check_prompt(tokens)
+    def _requests(
+        self, prompts: list[list[int]], samplings: list[SamplingParams], predictions: list[I32Array | None]
+    ) -> list[_Request]:
+        """Check everything that can be told without the lock."""
+        engine = self._running().engine
+        for tokens, sampling in zip(prompts, samplings, strict=True):
+            engine.check_prompt(tokens)
+            engine.check_speculation(sampling, ("grammar", "prediction"))
+        constraints = self._constraints(samplings)
+        return [_Request(*r) for r in zip(prompts, samplings, predictions, constraints, strict=True)]
+
+    def _start(self, requests: list[_Request]) -> tuple[Engine, list[Sequence]]:
+        """Submit all or none. The lock is held."""
+        self._grow(len(requests))
+        predictions = [r.prediction for r in requests]
+        self._make_room(self._room_wanted([r.sampling for r in requests], predictions))
+        engine = self._running().engine
+        if any(p is not None for p in predictions) and not engine.n_draft_max:
+            raise ConfigError("a prediction needs room for drafts: n_outputs_max and n_batch must be 2 or more")
+        seqs: list[Sequence] = []
+        try:
+            for request in requests:
+                seqs.append(self._submit(engine, request))
+        except BaseException:
+            for seq in seqs:
+                engine.release(seq)
+            raise
+        return engine, seqs
+
+    def _generate(self, requests: list[_Request]) -> list[GenerationResult]:
         with self._lock:
-            self._grow(len(prompts))
-            if any(p is not None for p in predictions):
-                self._make_room_for_predictions()
-            engine = self._running().engine
-            seqs = [self._submit(engine, t, sampling, p) for t, p in zip(prompts, predictions, strict=True)]
+            engine, seqs = self._start(requests)
         try:
             while not all(s.done for s in seqs):
                 with self._lock:
@@ -453,23 +507,22 @@ class LLM:
         for seq in seqs:
             if seq.error is not None:
                 raise seq.error
-        return [_result(seq, list(seq.pieces)) for seq in seqs]
+        return [result_of(self._model.vocab, seq, list(seq.pieces)) for seq in seqs]
 
-    def _stream(self, tokens: list[int], sampling: SamplingParams, prediction: I32Array | None) -> Iterator[Piece]:
+    def _stream(self, request: _Request) -> Iterator[Piece]:
         with self._lock:
-            if prediction is not None:
-                self._make_room_for_predictions()
-            engine = self._running().engine
-            seq = self._submit(engine, tokens, sampling, prediction)
+            engine, (seq,) = self._start([request])
+        vocab = self._model.vocab
         pieces: list[_EnginePiece] = []
         try:
             while True:
                 while seq.pieces:
                     piece = seq.pieces.popleft()
                     pieces.append(piece)
-                    result = _result(seq, pieces) if piece.finish_reason and seq.error is None else None
+                    result = result_of(vocab, seq, pieces) if piece.finish_reason and seq.error is None else None
                     if piece.text or piece.tokens or piece.finish_reason:
-                        yield Piece(piece.text, piece.tokens, piece.drafted, piece.finish_reason, result)
+                        logprobs = logprobs_of(vocab, piece.logprobs, seq.params.skip_special)
+                        yield Piece(piece.text, piece.tokens, piece.drafted, piece.finish_reason, result, logprobs)
                 if seq.error is not None:
                     raise seq.error
                 if seq.done:
@@ -480,6 +533,33 @@ class LLM:
         finally:
             with self._lock:
                 engine.release(seq)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One generation, checked."""
+
+    tokens: list[int]
+    sampling: SamplingParams
+    prediction: I32Array | None
+    constraint: GrammarConstraint | None
+
+
+def _samplings(params: Any, overrides: Mapping[str, Any], n: int, single: bool) -> list[SamplingParams]:
+    """One for each of ``n`` prompts; ``params`` and ``seed`` may be lists.
+
+    Raises:
+        ConfigError: a list for a single prompt, or of another length; or an option is wrong.
+    """
+    seeds = overrides.get("seed")
+    for name, given in (("params", params), ("seed", seeds)):
+        if isinstance(given, (list, tuple)) and (single or len(given) != n):
+            raise ConfigError(f"{name} is a list of {len(given)} for {'one prompt' if single else f'{n} prompts'}")
+    many = list(params) if isinstance(params, (list, tuple)) else [params] * n
+    if not isinstance(seeds, (list, tuple)):
+        out = {id(p): _sampling(p, overrides) for p in many}
+        return [out[id(p)] for p in many]
+    return [_sampling(p, {**overrides, "seed": seed}) for p, seed in zip(many, seeds, strict=True)]
 
 
 def _sampling(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
@@ -497,18 +577,4 @@ def _is_token_list(prompt: Any) -> bool:
         isinstance(prompt, (list, tuple))
         and len(prompt) > 0
         and all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in prompt)
-    )
-
-
-def _result(seq: Sequence, pieces: list[_EnginePiece]) -> GenerationResult:
-    tokens = seq.output
-    assert seq.finish_reason is not None
-    return GenerationResult(
-        text="".join(p.text for p in pieces),
-        tokens=tokens,
-        drafted=list(seq.drafted),
-        finish_reason=seq.finish_reason,
-        usage=Usage(seq.n_prompt, len(tokens)),
-        stats=seq.stats,
-        prompt_tokens=seq.tokens[: seq.n_prompt],
     )

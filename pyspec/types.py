@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CONSTRAINT",
     "DraftRequest",
     "DraftSampling",
     "F32Array",
@@ -19,7 +20,11 @@ __all__ = [
     "I32Array",
     "Requirements",
     "RollbackKind",
+    "TokenLogprob",
 ]
+
+#: Name of a request's grammar in ``DraftRequest.extra``: a ``pyspec.sampling.GrammarConstraint``.
+CONSTRAINT = "constraint"
 
 I8Array = npt.NDArray[np.int8]
 I32Array = npt.NDArray[np.int32]
@@ -28,6 +33,14 @@ F32Array = npt.NDArray[np.float32]
 #: ``stop``: end-of-generation token or stop string. ``length``: max_tokens reached or the context is full.
 #: ``cancelled``: cancelled by the caller.
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class TokenLogprob(NamedTuple):
+    """Natural logarithm of an emitted token's probability, and the most likely tokens with theirs, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class RollbackKind(Enum):
@@ -93,6 +106,8 @@ class DraftRequest:
         q: for a draft that was drawn: for each token what it was drawn from, int32 [n] ids, each once, and float32 [n]
             probabilities. Left empty: the draft is verified as one that was not drawn.
         temperature: the request's temperature (0 is greedy).
+        drafters: names of the drafters that may propose for it; None: all.
+        p_min: stop at the first token less likely than this; None: the drafter's own ``params.p_min``.
         extra: what the request brings for drafters, by name, such as its prediction. Shared by all steps; read only.
     """
 
@@ -106,4 +121,6 @@ class DraftRequest:
     sampling: DraftSampling | None = None
     q: list[tuple[I32Array, F32Array]] = field(default_factory=list)
     temperature: float = 0.0
+    drafters: tuple[str, ...] | None = None
+    p_min: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

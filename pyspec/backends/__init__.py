@@ -11,13 +11,14 @@ from ._estimate import HOST, MemoryUse, estimate_memory
 from ._gguf import split_paths
 from ._select import devices_in_use
 from .devices import Device, DeviceTest, check_device, devices, features, find_device
-from .handles import ContextHandle, ModelHandle, ThreadPool, quantize
+from .handles import ContextHandle, LoraHandle, ModelHandle, ThreadPool, quantize
 
 __all__ = [
     "HOST",
     "ContextHandle",
     "Device",
     "DeviceTest",
+    "LoraHandle",
     "MemoryUse",
     "ModelHandle",
     "ThreadPool",

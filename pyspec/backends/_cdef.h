@@ -4,6 +4,7 @@
 
 struct llama_model;
 struct llama_vocab;
+struct llama_adapter_lora;
 struct ggml_backend_device;
 typedef struct ggml_backend_device * ggml_backend_dev_t;
 

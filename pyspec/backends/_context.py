@@ -7,6 +7,7 @@ through to a failed assertion on this thread marks the context *lost*: further c
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..config import ContextParams
 from ..errors import ConfigError, InvalidBatchError, NativeError, UnsupportedError
 from ..types import F32Array, I8Array, I32Array
 from ._context_cache import ContextCache
+from ._lora import LoraHandle
 from ._model import NEXTN_ARCHITECTURES, ModelHandle
 from ._ownership import exiting, park_if_exiting
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, ERR_NULL, drain_log, last_error, raise_decode
@@ -61,6 +63,7 @@ class ContextHandle(ContextCache):
         self._c_decode, self._c_logits = lib.pyspec_decode, lib.pyspec_logits
         self._row_pointer = ffi.new("float **")
         self._pool: ThreadPool | None = None
+        self.loras: tuple[tuple[LoraHandle, float], ...] = ()
         self._arrays: tuple[Any, ...] = (None,) * 5
         self._pointers: tuple[Any, ...] = ()
         self._capacity = 0
@@ -360,6 +363,38 @@ class ContextHandle(ContextCache):
             rc = self._lib.pyspec_set_causal_attn(self._ptr(), value)
             if rc:
                 self._fail(rc, "llama_set_causal_attn", "causal attention")
+
+    def set_loras(self, adapters: Sequence[tuple[LoraHandle, float]]) -> None:
+        """Add these adapters, each times its scale, to the weights from the next decode on; none: the bare model.
+
+        What is in the cache was computed with the adapters before: clear it.
+
+        Raises:
+            ConfigError: an adapter of another model, or twice the same. ClosedError: one is closed.
+        """
+        loras = [lora for lora, _ in adapters]
+        for lora in loras:
+            if lora.model is not self.model:
+                raise ConfigError(f"LoRA adapter {lora.path!r} was loaded for another model object than this context's")
+        if len({id(lora) for lora in loras}) < len(loras):
+            raise ConfigError("the same LoRA adapter object is given twice")
+        ffi, native = self._ffi, self._open()
+        with native.lock:
+            ptr = self._ptr()
+            pointers = ffi.new("struct llama_adapter_lora *[]", [lora._open().ptr for lora in loras])
+            scales = ffi.new("float[]", [float(scale) for _, scale in adapters])
+            rc = self._lib.pyspec_set_loras(ptr, pointers, scales, len(loras))
+            if rc:
+                self._fail(rc, "llama_set_adapters_lora", "setting LoRA adapters")
+            before = [lora for lora, _ in self.loras]
+            self.loras = tuple((lora, float(scale)) for lora, scale in adapters)
+            for lora in before:
+                if lora not in loras:
+                    lora._forget(self)
+            for lora in loras:
+                if lora not in before:
+                    lora._note(self)
+        drain_log()
 
     # ---- sampling on the device ----
 

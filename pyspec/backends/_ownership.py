@@ -114,6 +114,18 @@ class Native:
         with _tree_lock:
             return list(self._children.values())
 
+    def adopt(self, child: Native) -> None:
+        """From now on ``child`` uses this: closing this closes it first."""
+        with _tree_lock:
+            child._parents = (*child._parents, self)
+            self._children[id(child)] = child
+
+    def disown(self, child: Native) -> None:
+        """``child`` does not use this any more."""
+        with _tree_lock:
+            child._parents = tuple(p for p in child._parents if p is not self)
+            self._children.pop(id(child), None)
+
     def close(self, blocking: bool = True) -> bool:
         """Free the children, then this. Returns False if something is in use and ``blocking`` is False."""
         if self.pid != os.getpid():

@@ -1062,6 +1062,27 @@ int pyspec_sampled(pyspec_context * c, int32_t i, const int32_t ** ids, const fl
     });
 }
 
+int pyspec_lora_load(struct llama_model * model, const char * path, struct llama_adapter_lora ** out) {
+    *out = nullptr;
+    return guarded([&]() -> int {
+        *out = llama_adapter_lora_init(model, path);
+        return *out ? PYSPEC_OK : fail(PYSPEC_ERR_NULL, "llama_adapter_lora_init returned NULL");
+    });
+}
+
+void pyspec_lora_free(struct llama_adapter_lora * adapter) {
+    guarded([&]() -> int {
+        llama_adapter_lora_free(adapter);
+        return PYSPEC_OK;
+    });
+}
+
+int pyspec_set_loras(pyspec_context * c, struct llama_adapter_lora ** adapters, float * scales, int32_t n) {
+    return guarded([&]() -> int {
+        return llama_set_adapters_lora(c->ctx, adapters, n, scales);
+    });
+}
+
 int pyspec_set_n_threads(pyspec_context * c, int32_t n_threads, int32_t n_threads_batch) {
     return guarded([&]() -> int {
         llama_set_n_threads(c->ctx, n_threads, n_threads_batch);

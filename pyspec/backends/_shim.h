@@ -156,6 +156,12 @@ int pyspec_set_top_k(pyspec_context * ctx, int32_t seq, int32_t top_k, bool * of
 /* Candidates of output row i; *n is 0 when that row was not sampled on the device. */
 int pyspec_sampled(pyspec_context * ctx, int32_t i, const int32_t ** ids, const float ** logits, const float ** probs, int32_t * n);
 
+/* LoRA adapters belong to their model and are freed with it at the latest. The caller keeps contexts of the model from
+ * decoding during both calls: their graphs are sized by the model's adapters. */
+int pyspec_lora_load(struct llama_model * model, const char * path, struct llama_adapter_lora ** out);
+void pyspec_lora_free(struct llama_adapter_lora * adapter);
+int pyspec_set_loras(pyspec_context * ctx, struct llama_adapter_lora ** adapters, float * scales, int32_t n);
+
 int pyspec_set_n_threads(pyspec_context * ctx, int32_t n_threads, int32_t n_threads_batch);
 int pyspec_attach_threadpool(pyspec_context * ctx, const pyspec_threadpool * pool); /* NULL: detach */
 

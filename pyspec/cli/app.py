@@ -16,8 +16,9 @@ from ..errors import ConfigError
 from . import bench as _bench
 from . import doctor as _doctor
 from . import generate as _generate
-from . import inspection, lookup, report, terminal
+from . import inspection, lookup, options, report, terminal
 from . import sampling as _sampling
+from . import structured as _structured
 from . import verify as _verify
 
 __all__ = ["app", "run"]
@@ -137,6 +138,13 @@ def generate(
     cache_type_v: Annotated[
         str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")
     ] = None,
+    lora: options.Loras = None,
+    json_schema: _structured.JsonSchema = None,
+    compact_json: _structured.CompactJson = False,
+    regex: _structured.Regex = None,
+    choice: _structured.Choice = None,
+    grammar_file: _structured.GrammarFile = None,
+    top_logprobs: _structured.TopLogprobs = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No table of counts and speeds on stderr.")] = False,
     verbose: Verbose = 0,
@@ -153,7 +161,7 @@ def generate(
     if text is None:
         raise typer.BadParameter("no prompt: give one with -p, -f or on stdin")
     terminal.log_to_stderr(verbose)
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "draft": draft,
         "speculation": _speculation(spec_type),
         "n_ctx": n_ctx,
@@ -169,8 +177,9 @@ def generate(
         "devices": device,
         "cache_type_k": cache_type_k,
         "cache_type_v": cache_type_v,
+        "lora": options.loras(lora),
     }
-    options.update({name: value for name, value in more.items() if value is not None})
+    given.update({name: value for name, value in more.items() if value is not None})
     try:
         params = SamplingParams(
             max_tokens=None if max_tokens == -1 else max_tokens,
@@ -201,6 +210,7 @@ def generate(
             logit_bias=_sampling.parse_logit_bias(logit_bias),
             min_keep=min_keep,
             verification=verification,
+            **_structured.given(json_schema, compact_json, regex, choice, grammar_file, top_logprobs),
             **_sampling.given(
                 dry_sequence_breakers=tuple(dry_sequence_breaker) if dry_sequence_breaker else None,
                 samplers=tuple(s.strip() for s in samplers.split(";") if s.strip()) if samplers is not None else None,
@@ -208,7 +218,7 @@ def generate(
         )
     except ConfigError as e:
         raise typer.BadParameter(str(e)) from None
-    _generate.run(model, options, text, params, chat=chat, system=system, as_json=as_json, quiet=quiet)
+    _generate.run(model, given, text, params, chat=chat, system=system, as_json=as_json, quiet=quiet)
 
 
 def _speculation(spec_type: str) -> str | list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..runtime import TextStream
-from . import terminal
+from . import structured, terminal
 
 if TYPE_CHECKING:
     from ..config import SamplingParams
@@ -231,6 +231,7 @@ def _to_dict(llm: LLM, result: GenerationResult) -> dict[str, Any]:
         "tokens": result.tokens,
         "drafted": result.drafted,
         "finish_reason": result.finish_reason,
+        "logprobs": structured.logprobs_dict(result.logprobs),
         "prompt_tokens": result.prompt_tokens,
         "usage": {
             "prompt_tokens": result.usage.prompt_tokens,

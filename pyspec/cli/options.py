@@ -39,6 +39,10 @@ Devices = Annotated[
 ]
 PMin = Annotated[float | None, typer.Option("--p-min", metavar="P", help="Stop a draft at a token less likely.")]
 FlashAttn = Annotated[str, typer.Option("--flash-attn", metavar="on|off|auto", help="Flash attention.")]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option("--lora", metavar="FILE[:SCALE]", help="LoRA adapter for the target; may be repeated."),
+]
 JsonOut = Annotated[
     str | None, typer.Option("--json", metavar="OUT", help="Write everything as JSON to a file; -: to stdout.")
 ]
@@ -75,6 +79,21 @@ def load_options(**given: Any) -> dict[str, Any]:
     if flash not in ("on", "off", "auto"):
         raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {flash!r}")
     return {"flash_attn": flash, **{name: value for name, value in given.items() if value is not None}}
+
+
+def loras(given: list[str] | None) -> list[tuple[str, float]] | None:
+    """Adapters and their scales from ``FILE[:SCALE]``; None for none."""
+    if not given:
+        return None
+    out = []
+    for text in given:
+        path, colon, scale = text.rpartition(":")
+        try:
+            # a file of just that name is meant as it stands
+            out.append((text, 1.0) if not colon or Path(text).exists() else (path, float(scale)))
+        except ValueError:
+            out.append((text, 1.0))
+    return out
 
 
 def check_writable(path: str | None) -> None:

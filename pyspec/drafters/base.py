@@ -20,7 +20,7 @@ from .. import _core, _sample
 from ..config import SpeculationParams
 from ..errors import ConfigError
 from ..stats import DrafterStats
-from ..types import DraftRequest, F32Array, I32Array, Requirements
+from ..types import CONSTRAINT, DraftRequest, F32Array, I32Array, Requirements
 
 if TYPE_CHECKING:
     from ..runtime.batch import Batch
@@ -179,6 +179,10 @@ class Drafter(ABC):
         n = min(request.n_max, self.n_max)
         return n if n_room is None else min(n, n_room)
 
+    def p_min(self, request: DraftRequest) -> float:
+        """Drafting for ``request`` stops at the first token less likely than this."""
+        return self.params.p_min if request.p_min is None else request.p_min
+
     def drop_short(self, requests: list[DraftRequest]) -> None:
         """Empty the drafts shorter than ``n_min``, except those that were drawn by lot."""
         n_min = self.n_min
@@ -211,6 +215,21 @@ class DraftSampler:
         n = logits.shape[0]
         _core.topk_softmax_rows(logits, self.ids[:n], self.probs[:n])
         return self.ids[:n, 0].tolist(), self.probs[:n, 0].tolist()
+
+    def allowed(self, row: int, request: DraftRequest, token: int, prob: float) -> tuple[int, float]:
+        """The best candidate of row ``row`` of the last :meth:`rows` that a request's grammar allows after its draft.
+
+        Args:
+            token, prob: the best one whatever a grammar says; given back where there is no grammar.
+
+        Returns:
+            The token and its probability; (-1, 0.0): none of the candidates is allowed.
+        """
+        constraint = request.extra.get(CONSTRAINT)
+        if constraint is None:
+            return token, prob
+        at = constraint.first_allowed(request.draft, self.ids[row].tolist())
+        return (int(self.ids[row, at]), float(self.probs[row, at])) if at >= 0 else (-1, 0.0)
 
     def draw(
         self, logits: F32Array, row: int, request: DraftRequest, n_vocab: int, names: I32Array | None = None

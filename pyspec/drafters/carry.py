@@ -419,15 +419,19 @@ class CarryDrafter(Drafter):
     def _sample(self, works: list[Work]) -> list[Work]:
         """Append the best token of each work's row, or one drawn, to its draft; gives those that may go on."""
         ids, probs = self._candidates(works)
-        n_vocab, p_min = self.target.n_vocab, self.params.p_min
+        n_vocab = self.target.n_vocab
+        # whether the sampler still has the candidates of all rows
+        kept = not self._on_device and len(self._draft.logits()) == len(works)
         going = []
         for i, (work, token, prob) in enumerate(zip(works, ids, probs, strict=True)):
-            if prob < p_min:
+            if work.request.sampling is None and kept:
+                token, prob = self._sampler.allowed(i, work.request, token, prob)
+            if prob < self.p_min(work.request):
                 continue
             if work.request.sampling is not None:
                 if not self._draw(work, i, len(works)):
                     continue
-            elif token >= n_vocab:
+            elif not 0 <= token < n_vocab:
                 continue
             else:
                 work.request.draft.append(token)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DecodeAborted
-from ..types import DraftRequest, F32Array, I32Array
+from ..types import CONSTRAINT, DraftRequest, F32Array, I32Array
 
 if TYPE_CHECKING:
     from ..runtime import Batch
@@ -54,7 +54,7 @@ class DrafterChain:
         """Fill the requests; returns who won each sequence that has a draft."""
         winners: dict[int, Drafter] = {}
         for drafter in self.drafters:
-            asked = [r for r in requests if r.seq not in winners and not self._is_off(drafter, r.seq)]
+            asked = [r for r in requests if r.seq not in winners and self._may(drafter, r)]
             if not asked:
                 continue
             limits = [r.n_max for r in asked]
@@ -63,6 +63,7 @@ class DrafterChain:
                 for r, n_max in zip(asked, limits, strict=True):
                     r.draft = self._checked(r.draft, n_max)
                     r.q = self._checked_q(r)
+                    self._cut(r)
             except Exception as e:
                 for r, n_max in zip(asked, limits, strict=True):
                     r.draft, r.probs, r.q, r.n_max = [], [], [], n_max
@@ -70,10 +71,26 @@ class DrafterChain:
             winners.update((r.seq, drafter) for r in asked if r.draft)
         return winners
 
+    def _may(self, drafter: Drafter, request: DraftRequest) -> bool:
+        chosen = request.drafters is None or drafter.name in request.drafters
+        return chosen and not self._is_off(drafter, request.seq)
+
     def _checked(self, draft: Iterable[int], n_max: int) -> list[int]:
         """At most ``n_max`` ids, up to the first unknown one. Raises TypeError for what is no integer."""
         tokens = [operator.index(t) for t in islice(draft, n_max)]
         return list(takewhile(lambda t: 0 <= t < self._n_vocab, tokens))
+
+    @staticmethod
+    def _cut(request: DraftRequest) -> None:
+        """Nothing after a token that the request's grammar refuses; without that token too, unless it was drawn.
+
+        A token that was drawn must be seen to fail: its place is filled by rejection sampling, from what is left.
+        """
+        constraint = request.extra.get(CONSTRAINT)
+        if constraint is not None and request.draft:
+            n = constraint.n_allowed(request.draft)
+            del request.draft[n + 1 if request.q else n :]
+            del request.q[len(request.draft) :]
 
     @staticmethod
     def _checked_q(request: DraftRequest) -> list[tuple[I32Array, F32Array]]:

@@ -304,24 +304,24 @@ class DraftDflash(Drafter):
         n_vocab = self.target.n_vocab
         for i, request in enumerate(requests):
             n = self.limit(request)
-            for token, prob in zip(*self._read(i * n_block, n), strict=True):
+            for token, prob in zip(*self._read(i * n_block, n, self.p_min(request)), strict=True):
                 if not 0 <= token < n_vocab:
                     break
                 request.draft.append(token)
                 request.probs.append(prob)
 
-    def _read(self, begin: int, n: int) -> tuple[list[int], list[float]]:
+    def _read(self, begin: int, n: int, p_min: float) -> tuple[list[int], list[float]]:
         """Up to ``n`` proposals of the block whose rows start at ``begin``, with their probabilities."""
         if self._top_k:
-            return self._walk(begin, n)
+            return self._walk(begin, n, p_min)
         first = begin + self._first_row
         ids, probs = self._sampler.rows(self._draft.logits()[first : first + n])
         for i, p in enumerate(probs):
-            if p < self.params.p_min:
+            if p < p_min:
                 return ids[:i], probs[:i]
         return ids, probs
 
-    def _walk(self, begin: int, n: int) -> tuple[list[int], list[float]]:
+    def _walk(self, begin: int, n: int, p_min: float) -> tuple[list[int], list[float]]:
         """The best path through DFlash2's lattice.
 
         A row holds the k candidates of its position, then k x k scores: candidate j after the previous position's
@@ -336,7 +336,7 @@ class DraftDflash(Drafter):
             scores = lattice[row, k * (1 + before) : k * (2 + before)]
             before = int(scores.argmax())
             prob = float(1.0 / np.exp(scores - scores[before]).sum())
-            if prob < self.params.p_min:
+            if prob < p_min:
                 break
             ids.append(int(lattice[row, before]))
             probs.append(prob)

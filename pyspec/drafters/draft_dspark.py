@@ -44,11 +44,13 @@ class DraftDspark(DraftDflash):
                 "set p_min=0"
             )
 
-    def _read(self, begin: int, n: int) -> tuple[list[int], list[float]]:
+    def _read(self, begin: int, n: int, p_min: float) -> tuple[list[int], list[float]]:
         first = begin + self._first_row
-        if self.params.p_min > 0:
+        if not self.reads_nextn():
+            return super()._read(begin, n, p_min)
+        if p_min > 0:
             confidence = self._draft.nextn(self._noise.n)[first : first + n, 0]
-            doubtful = (confidence < self.params.p_min).nonzero()[0]
+            doubtful = (confidence < p_min).nonzero()[0]
             n = int(doubtful[0]) if len(doubtful) else n
         if not n:
             return [], []

@@ -204,12 +204,14 @@ class DraftSimple(Drafter):
         ids, probs = self._sampler.rows(logits)
         going = []
         for i, (work, token, prob) in enumerate(zip(works, ids, probs, strict=True)):
-            if prob < self.params.p_min:
+            if work.request.sampling is None:
+                token, prob = self._sampler.allowed(i, work.request, token, prob)
+            if prob < self.p_min(work.request):
                 continue
             if work.request.sampling is not None:
                 if not self._sampler.draw(logits, i, work.request, self._n_vocab):
                     continue
-            elif token >= self._n_vocab:
+            elif not 0 <= token < self._n_vocab:
                 continue
             else:
                 work.request.draft.append(token)

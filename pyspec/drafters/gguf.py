@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ModelLoadError
@@ -30,10 +30,12 @@ class GgufHeader:
     Attributes:
         keys: scalar values by key; of arrays the length only (as ``"<key>[]"``).
         tensors: tensor name -> shape, in GGUF's order (row length first).
+        types: tensor name -> number of its ``ggml_type``.
     """
 
     keys: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]
+    types: dict[str, int] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -111,7 +113,9 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     if first is not None and name.endswith(first):
         for i in range(2, n_parts + 1):
             part = f"{name[: -len(first)]}-{i:05d}-of-{n_parts:05d}.gguf"
-            header.tensors.update(_read_one(part).tensors)
+            more = _read_one(part)
+            header.tensors.update(more.tensors)
+            header.types.update(more.types)
     return header
 
 
@@ -140,11 +144,13 @@ def _parse(reader: _Reader) -> GgufHeader:
         value, is_array = reader.value(reader.number("I"))
         keys[f"{key}[]" if is_array else key] = value
     tensors: dict[str, tuple[int, ...]] = {}
+    types: dict[str, int] = {}
     for _ in range(n_tensors):
         name = reader.string()
         n_dims = reader.number("I")
         if n_dims > 4:
             raise ValueError(f"tensor {name!r} has {n_dims} dimensions")
         tensors[name] = tuple(reader.number("Q") for _ in range(n_dims))
-        reader.take(4 + 8)  # type, offset
-    return GgufHeader(keys, tensors)
+        types[name] = reader.number("I")
+        reader.take(8)  # offset
+    return GgufHeader(keys, tensors, types)

@@ -25,6 +25,7 @@ GROUP = "pyspec.drafters"
 
 #: Built-in drafters in llama.cpp's order of priority: what needs no model comes first.
 BUILTIN: dict[str, str] = {
+    "grammar": "pyspec.drafters.grammar:Grammar",
     "prediction": "pyspec.drafters.prediction:Prediction",
     "ngram-simple": "pyspec.drafters.ngram_simple:NgramSimple",
     "ngram-map-k": "pyspec.drafters.ngram_map:NgramMapK",

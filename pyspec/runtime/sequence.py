@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import SamplingParams
 from ..stats import DrafterStats, SpecStats
-from ..types import FinishReason
+from ..types import FinishReason, TokenLogprob
 from .text import TextStream
 
 __all__ = ["Piece", "Sequence"]
@@ -25,12 +25,14 @@ class Piece:
         tokens: new token ids.
         drafted: for each token, whether it was an accepted draft token.
         finish_reason: set on the last piece.
+        logprobs: one entry for each token, where the request asks for them.
     """
 
     text: str
     tokens: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Sequence:

@@ -6,7 +6,8 @@ from .._sample import Scratch
 from .breakers import Breakers, VocabLike, make_breakers
 from .chain import Candidates, SamplerChain
 from .constraint import Constraint, Mask
-from .logprobs import Logprobs
+from .grammar import GrammarConstraint, Grammars
+from .logprobs import LogprobRows, Logprobs, processed_logprobs
 from .synthetic import SyntheticVerifier, synthetic_rates
 from .verify import Q, Verifier
 
@@ -14,6 +15,9 @@ __all__ = [
     "Breakers",
     "Candidates",
     "Constraint",
+    "GrammarConstraint",
+    "Grammars",
+    "LogprobRows",
     "Logprobs",
     "Mask",
     "Q",
@@ -23,5 +27,6 @@ __all__ = [
     "Verifier",
     "VocabLike",
     "make_breakers",
+    "processed_logprobs",
     "synthetic_rates",
 ]

@@ -194,7 +194,7 @@ class SamplerChain:
         if self.greedy or n == self.n:
             return
         if self.constraint is not None:
-            raise SamplingError("the request was interrupted while its constraint was being advanced: submit it again")
+            self.constraint.rewind(n)
         self._sampler.rewind(n)
 
 

@@ -33,6 +33,10 @@ class Constraint(Protocol):
         """Tokens that must come next, whatever the model says; empty: there is a choice. The state does not change."""
         ...
 
+    def rewind(self, n: int) -> None:
+        """Be again as after ``n`` accepted tokens: a sequence that was interrupted starts over."""
+        ...
+
     @property
     def stopped(self) -> bool:
         """The text is complete: nothing may follow."""

@@ -29,7 +29,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from . import dflash, eagle3, llama, mtp, recurrent  # noqa: F401 (registers the models)
+from . import dflash, eagle3, llama, lora, mtp, recurrent  # noqa: F401 (registers the models)
 from .blocks import MODELS
 
 __all__ = ["MODELS", "build", "parse"]

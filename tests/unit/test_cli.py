@@ -46,6 +46,7 @@ class Result:
     usage: Usage
     stats: SpecStats
     prompt_tokens: list[int]
+    logprobs: None = None
 
 
 @dataclass
@@ -202,6 +203,7 @@ def test_json(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert found["tokens"] == [0, 1, 2, 3, 4]
     assert found["drafted"] == [True, True, False, False, True]
     assert found["finish_reason"] == "stop"
+    assert found["logprobs"] is None
     assert found["usage"] == {"prompt_tokens": 8, "completion_tokens": 5, "total_tokens": 13}
     assert found["stats"]["acceptance_rate"] == 0.75
     assert (found["model"], found["draft"], found["speculation"]) == ("m.gguf", "d.gguf", ["draft-simple"])

@@ -316,6 +316,57 @@ def test_logprob_refuses(kernels: ModuleType, ids: list[int]) -> None:
         kernels.logprob_rows(f32([1, 2, 3], [1, 2, 3]), np.array(ids, np.int32), np.zeros(3))
 
 
+# ---- top_logprob_rows ------------------------------------------------------------------
+
+
+def top_logprobs(kernels: ModuleType, logits: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
+    n = len(logits)
+    outs = (np.full(n, 7.0), np.full((n, k), 7, np.int32), np.full((n, k), 7.0))
+    kernels.top_logprob_rows(logits, ids, *outs)
+    return outs
+
+
+@BOTH
+def test_top_logprobs_known(kernels: ModuleType) -> None:
+    logits = f32([0, 1, 0], [0, -INF, NAN], [5, INF, NAN], [NAN, -INF, NAN])
+    out, ids, top = top_logprobs(kernels, logits, np.array([0, 1, 1, 0], np.int32), 2)
+    lse = math.log(2 + math.e)
+    np.testing.assert_array_equal(ids, [[1, 0], [0, -1], [1, 0], [-1, -1]])
+    np.testing.assert_allclose(out, [-lse, -INF, 0, -INF], rtol=1e-6)
+    np.testing.assert_allclose(top, [[1 - lse, -lse], [0, -INF], [0, -INF], [-INF, -INF]], rtol=1e-6)
+
+
+@PROFILE
+@given(logits=logit_rows(), data=st.data(), k=st.integers(1, 20))
+def test_top_logprobs_parity(logits: np.ndarray, data: st.DataObject, k: int) -> None:
+    n, v = logits.shape
+    ids = np.array(data.draw(st.lists(st.integers(0, v - 1), min_size=n, max_size=n)), np.int32)
+    found, wanted = (top_logprobs(m, logits, ids, k) for m in (_core, _reference))
+    np.testing.assert_array_equal(found[1], wanted[1])
+    for a, b in zip(found[::2], wanted[::2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_top_logprobs_of_a_large_row() -> None:
+    """The row of Gemma's vocabulary: best first, and the same numbers as taking everything."""
+    logits = normal(2, 262_144)
+    out, ids, top = top_logprobs(_core, logits, np.array([5, 262_143], np.int32), 20)
+    wide = logits.astype(np.float64)
+    wanted = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    np.testing.assert_array_equal(ids, np.argsort(-wide, axis=1, kind="stable")[:, :20])
+    np.testing.assert_allclose(top, np.take_along_axis(wanted, ids.astype(np.int64), 1), atol=1e-6)
+    np.testing.assert_allclose(out, [wanted[0, 5], wanted[1, -1]], atol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("k", [(0, 0), (65, 65), (3, 2)])
+def test_top_logprobs_refuses(kernels: ModuleType, k: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="top_ids and top"):
+        kernels.top_logprob_rows(
+            normal(1, 8), np.zeros(1, np.int32), np.zeros(1), np.zeros((1, k[0]), np.int32), np.zeros((1, k[1]))
+        )
+
+
 # ---- all of them -----------------------------------------------------------------------
 
 Call = Callable[[ModuleType, np.ndarray], Any]
@@ -325,6 +376,9 @@ CALLS: dict[str, Call] = {
     "verify_greedy": lambda m, x: m.verify_greedy(x, 0, np.zeros(1, np.int32), np.zeros(4, np.int32)),
     "logsumexp_rows": lambda m, x: m.logsumexp_rows(x, np.zeros(4)),
     "logprob_rows": lambda m, x: m.logprob_rows(x, np.zeros(len(x), np.int32), np.zeros(4)),
+    "top_logprob_rows": lambda m, x: m.top_logprob_rows(
+        x, np.zeros(len(x), np.int32), np.zeros(4), np.zeros((4, 3), np.int32), np.zeros((4, 3))
+    ),
 }
 
 
@@ -345,7 +399,9 @@ def test_logits_are_checked(kernels: ModuleType, name: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["argmax_rows", "topk_softmax_rows", "logsumexp_rows", "logprob_rows"])
+@pytest.mark.parametrize(
+    "name", ["argmax_rows", "topk_softmax_rows", "logsumexp_rows", "logprob_rows", "top_logprob_rows"]
+)
 def test_no_rows_and_too_many_rows(kernels: ModuleType, name: str) -> None:
     CALLS[name](kernels, np.zeros((0, 8), np.float32))
     with pytest.raises(ValueError, match="room"):

@@ -36,6 +36,7 @@ def make_call(name: str, size: int, seed: int = 0) -> tuple[Call, list[np.ndarra
     wide, carry = np.zeros((n, k * d), np.float32), np.zeros(d, np.float32)
     i4, f4 = np.zeros(4, np.int32), np.zeros(4)
     top_ids, top_probs = np.zeros((4, 10), np.int32), np.zeros((4, 10), np.float32)
+    top_lp = np.zeros((4, 10))
     scratch_ids, scratch_p = np.zeros(v, np.int32), np.zeros(v, np.float32)
     calls: dict[str, tuple[tuple[object, ...], list[np.ndarray]]] = {
         "fill_batch": ((*batch, 1, ids, 5, 2, 2), batch),
@@ -48,6 +49,7 @@ def make_call(name: str, size: int, seed: int = 0) -> tuple[Call, list[np.ndarra
         "verify_greedy": ((logits, 0, best[:3].copy(), i4), [i4]),
         "logsumexp_rows": ((logits, f4), [f4]),
         "logprob_rows": ((logits, best, f4), [f4]),
+        "top_logprob_rows": ((logits, best, f4, top_ids, top_lp), [f4, top_ids, top_lp]),
         "sample_row": ((logits[0], 0.8, 1500, 0.95, 0.0, 0.3, scratch_ids, scratch_p), [scratch_ids, scratch_p]),
         "philox_uniform": ((1, 2, 3), []),
         "ngram_find_last": ((np.arange(v, dtype=np.int32), v, 3), []),

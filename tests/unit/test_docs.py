@@ -33,6 +33,7 @@ MODEL_FILES = {
     "draft.gguf": "draft-llama",
     "eagle3.gguf": "eagle3",
     "mtp-target.gguf": "target-mtp",
+    "adapter.gguf": "lora-llama",
 }
 #: Repository and file in documents -> tiny model.
 HUB_FILES = {
@@ -289,7 +290,7 @@ def test_speculation_types_in_readme_are_the_registered_ones() -> None:
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text[text.index("## Which method") :].split("\n## ")[0]
-    named = set(re.findall(r"`((?:draft|ngram)-[\w-]+|suffix|prediction)`", table))
+    named = set(re.findall(r"`((?:draft|ngram)-[\w-]+|suffix|prediction|grammar)`", table))
     assert named == set(BUILTIN)
 
 

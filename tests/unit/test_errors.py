@@ -20,6 +20,7 @@ from pyspec.errors import (
     DecodeAborted,
     DecodeFailed,
     DoesNotFitError,
+    GrammarError,
     InvalidBatchError,
     ModelLoadError,
     NativeAbortError,
@@ -34,6 +35,7 @@ from pyspec.errors import (
 TREE: dict[type[Exception], tuple[type[Exception], ...]] = {
     ConfigError: (PyspecError, ValueError),
     VocabMismatchError: (ConfigError,),
+    GrammarError: (ConfigError,),
     BackendNotFoundError: (BackendError, LookupError),
     BackendLoadError: (BackendError, OSError),
     AbiMismatchError: (BackendError,),

@@ -98,7 +98,7 @@ def test_seed_and_parameters_change_the_file(tmp_path: Path) -> None:
 
 
 def test_every_model_can_be_named() -> None:
-    assert len(MODELS) == 59
+    assert len(MODELS) == 61
     for name in MODELS:
         assert parse(name)[0] == name
     assert parse("draft-llama:agreement=0.5,layers=1") == (
