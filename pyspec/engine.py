@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 from .config import SamplingParams, SpeculationParams
-from .control import Controller
+from .control import Controller, ThreadGovernor
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
 from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, SamplingError, UnsupportedError
@@ -62,6 +62,7 @@ class Engine:
         observer: sees every verification, for measurements; None: nobody.
         control: decides at each step who drafts how much; None: the first drafter that proposes something, as much as
             it proposes.
+        threads: changes the number of CPU threads between passes; None: it stays.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Engine:
         self.closed = False
         self.observer: Observer | None = None
         self.control = control
+        self.threads: ThreadGovernor | None = None
         self._clock = clock
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
@@ -349,6 +351,8 @@ class Engine:
             # what had to be evaluated again belongs to the price of the pass
             ns = t2 - t1 + (t5 - t4 if behind else 0)
             control.passed(n_rows, ns)
+        if self.threads is not None:
+            self.threads.passed(n_rows, t2 - t1)
         for stats in (self.stats, *(s.stats for s in seqs)):
             t = stats.times
             t.draft_us += (t1 - t0) // 1000

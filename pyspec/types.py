@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -94,6 +94,8 @@ class DraftRequest:
             probabilities. Left empty: the draft is verified as one that was not drawn.
         temperature: the request's temperature (0 is greedy).
         extra: what the request brings for drafters, by name, such as its prediction. Shared by all steps; read only.
+        more: for drafters that make their tokens one by one: called with the probability of each one that was
+            proposed; False: another one would not pay. None: as many as ``n_max``.
     """
 
     seq: int
@@ -107,3 +109,4 @@ class DraftRequest:
     q: list[tuple[I32Array, F32Array]] = field(default_factory=list)
     temperature: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[float], bool] | None = None

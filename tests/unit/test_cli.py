@@ -20,7 +20,7 @@ import pytest
 
 from pyspec.config import SamplingParams
 from pyspec.errors import ModelLoadError, NativeError
-from pyspec.stats import PhaseTimes, SpecStats
+from pyspec.stats import ControlStats, PhaseTimes, SpecStats
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
@@ -96,6 +96,20 @@ class FakeLLM:
     @property
     def speculation(self) -> tuple[str, ...]:
         return () if self.options["speculation"] == "off" else ("draft-simple",)
+
+    @property
+    def stats(self) -> SpecStats:
+        return SpecStats(
+            control=ControlStats(
+                n_steps=9,
+                chosen={"suffix": 2, "draft-simple": 4},
+                n_not_worth=1,
+                n_nothing=2,
+                row_us=2000.0,
+                pass_us={1: 2000.0, 3: 2500.0},
+                drafters={"draft-simple": {"asked": 5, "value": 0.25, "parked": 1}},
+            )
+        )
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -177,6 +191,9 @@ def test_text_on_stdout_and_table_on_stderr(fake: type[FakeLLM], capsys: pytest.
     assert rows["accepted"] == ["accepted", "3", "tokens", "75.0%"]
     assert rows["by position"][2:] == ["1.00", "1.00", "0.00"]
     assert rows["a pass"][2:4] == ["2.50", "tokens"]
+    assert " ".join(rows["auto"][1:]) == "9 steps draft-simple 4, suffix 2, not worth it 1, nothing proposed 2"
+    assert " ".join(rows["pass by rows"][3:]) == "2.00 ms 1: 1.00 3: 1.25"
+    assert " ".join(rows["draft-simple"][1:]) == "5 asked gains +0.25 passes each time, parked"
     assert fake.made[0].closed
 
 
