@@ -60,6 +60,7 @@ class ControlStats:
         n_steps: decisions, one a step for all sequences.
         chosen: for each drafter, how many of its proposals were verified, in full or in part.
         n_nothing: steps in which nothing was proposed. n_not_worth: in which no proposal was worth a row.
+        n_measuring: in which nothing was asked, to learn what a pass costs.
         n_tried: times a parked drafter was asked again.
         row_us: a pass of one row at present; pass_us: passes by rows, as far as they were measured.
         drafters: for each by name: "asked" (times, if asking costs something), "value" (gain of asking, in passes of
@@ -71,6 +72,7 @@ class ControlStats:
     chosen: dict[str, int] = field(default_factory=dict)
     n_nothing: int = 0
     n_not_worth: int = 0
+    n_measuring: int = 0
     n_tried: int = 0
     row_us: float = 0.0
     pass_us: dict[int, float] = field(default_factory=dict)

@@ -64,7 +64,7 @@ class _Track:
 class _View:
     """A drafter, as one sequence sees it."""
 
-    __slots__ = ("at", "classes", "draft", "gap", "mood", "n_asked", "parked", "pause", "value", "wait")
+    __slots__ = ("at", "classes", "draft", "gap", "hopeful", "mood", "n_asked", "parked", "pause", "value", "wait")
 
     def __init__(self, track: _Track) -> None:
         self.mood = Mood()
@@ -78,6 +78,7 @@ class _View:
         self.pause = _WAIT
         self.wait = _WAIT // 2
         self.gap = 0
+        self.hopeful = False
 
     def propose(self, draft: Sequence[int], classes: Sequence[int]) -> None:
         self.draft, self.classes, self.at = draft, classes, 0
@@ -149,7 +150,7 @@ class AutoController:
         self.padded = padded
         self.stats = ControlStats()
         self.cost = PassCost()
-        self.worth = 1.0
+        self.worth = self._floor = 1.0
         self.n_seq = 1
         self.n_threads = 0
         self._clock = clock
@@ -178,14 +179,16 @@ class AutoController:
         self._spent = 0.0
         self._n_emitted = self._n_drafted = 0
         if not requests:
+            self.stats.n_nothing += 1
             return {}
         self.cost.select(((requests[0].n_past * n_seq >> 9).bit_length(), self.n_threads))
         if not self.padded and not self.cost.known(n_seq):
             # what drafts are compared with
+            self.stats.n_measuring += 1
             return {}
         floor = self.cost.curve.at(n_seq) / n_seq
         rate = self._recent_time / self._recent_tokens if self._recent_tokens else floor
-        self.worth = min(floor, rate)
+        self._floor, self.worth = floor, min(floor, rate)
         views = self._views
         rows = [views.get(r.seq) or self._new(r.seq) for r in requests]
         offers: list[_Offer | None] = [None] * len(requests)
@@ -288,7 +291,7 @@ class AutoController:
             if not offer.chances:
                 offer.chances = [0.0]
             n, values = len(draft), self.cost.curve
-            offer.net = sum(offer.chances) * self.worth
+            offer.net = sum(offer.chances) * self._floor
             if not self.padded:
                 offer.net -= values.at(self.n_seq + n) - values.at(self.n_seq)
             return offer
@@ -299,11 +302,14 @@ class AutoController:
         return best if best is not None and best.net >= offer.net else offer
 
     def _cut(self, chances: Sequence[float], base: int) -> tuple[int, float]:
-        """How many tokens to verify in a pass that has ``base`` rows already, and what that gains, in passes."""
-        worth = self.worth
-        gain = 0.0
+        """How many tokens to verify in a pass that has ``base`` rows already, and what that gains, in passes.
+
+        How many: as long as a token brings more than the row costs, at what a token is worth at the present speed. What
+        that gains is compared with drafting nothing at all, where tokens come slower and are worth more.
+        """
         if self.padded:
-            return len(chances), sum(chances) * worth
+            return len(chances), sum(chances) * self._floor
+        worth = self.worth
         chances = chances[: self._reach]
         curve = self.cost.curve
         curve.need(base + len(chances))
@@ -311,13 +317,14 @@ class AutoController:
         if base + len(chances) >= len(values):
             chances = chances[: max(0, len(values) - 1 - base)]
         start = values[base] if chances else 0.0
-        best, n = 0.0, 0
+        gain = best = best_gain = 0.0
+        n = 0
         for k, chance in enumerate(chances, 1):
             gain += chance
             net = gain * worth - values[base + k] + start
             if net > best:
-                best, n = net, k
-        return n, best
+                best, best_gain, n = net, gain, k
+        return n, best_gain * self._floor - values[base + n] + start if n else 0.0
 
     def _ask(
         self,
@@ -337,10 +344,15 @@ class AutoController:
             if offer is not None and offer.q:
                 continue
             if view.parked:
-                if view.wait > 0 or self._allowance < track.cost.at(1) or (offer is not None and offer.net > 0):
+                if view.wait > 0 or (offer is not None and offer.net > 0):
+                    continue
+                # after a success the next try is no gamble
+                if not view.hopeful and self._allowance < track.cost.at(1):
                     continue
                 self.stats.n_tried += 1
-            elif offer is not None and offer.net > max(view.value, 0.0):
+            elif (offer is not None and offer.net > max(view.value, 0.0)) or (
+                track.n_asked < _N_TRIES and self._allowance < track.cost.at(1)
+            ):
                 continue
             request.more = more = _More(self, track, view.mood)
             room.append(request.n_max)
@@ -379,7 +391,8 @@ class AutoController:
         track.value += max(_ALPHA_ALL, 1 / (track.n_asked + 2)) * (net - track.value)
         view.value += _ALPHA_SEQ * (net - view.value)
         if net < 0:
-            self._allowance += net
+            self._allowance = max(self._allowance + net, -_PRICE_SAVED)
+        view.hopeful = net > 0
         if view.parked:
             if net > 0:
                 view.wait, view.pause = 0, _WAIT
@@ -409,7 +422,7 @@ class AutoController:
         stats = self.stats
         for (request, offer), n in zip(found, counts, strict=True):
             if self.padded:
-                n = min(n, request.n_max)
+                n = len(offer.draft)
             if n:
                 track, view = offer.track, offer.view
                 assert track is not None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..drafters.chain import DrafterChain
     from ..types import DraftRequest
 
-__all__ = ["Recorded", "Recorder", "best_lengths", "n_right"]
+__all__ = ["Drafts", "Recorded", "Recorder", "best_lengths", "n_right"]
 
 
 @dataclass(slots=True)
@@ -36,9 +36,10 @@ class Recorded:
 
 
 class Recorder:
-    """Implements ``Controller`` for one sequence at a time: the first drafter that has a proposal is recorded.
+    """Implements ``Controller`` for one sequence at a time: asks one drafter at every position, and verifies nothing.
 
     Args:
+        which: which of the engine's drafters.
         n_max: most tokens asked for; 0: as many as there may be.
         clock: nanoseconds.
 
@@ -46,7 +47,8 @@ class Recorder:
         positions: one entry for each output token since the last ``begin``.
     """
 
-    def __init__(self, n_max: int = 0, clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, which: int = 0, n_max: int = 0, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self.which = which
         self.n_max = n_max
         self.positions: list[Recorded] = []
         self._clock = clock
@@ -62,12 +64,9 @@ class Recorder:
             if self.n_max:
                 request.n_max = min(request.n_max, self.n_max)
             start = self._clock()
-            for drafter in chain.drafters:
-                chain.ask(drafter, [request])
-                if request.draft:
-                    break
+            chain.ask(chain.drafters[self.which], [request])
             found = Recorded(request.draft, request.probs, (self._clock() - start) / 1000)
-            request.draft, request.probs = [], []
+            request.draft, request.probs, request.q = [], [], []
         self.positions.append(found)
         return {}
 
@@ -90,33 +89,41 @@ def n_right(draft: Sequence[int], text: Sequence[int], at: int) -> int:
     return n
 
 
-def best_lengths(
-    offered: Sequence[int],
-    right: Sequence[int],
-    pass_us: Callable[[int], float],
-    draft_us: Callable[[int], float],
-) -> tuple[float, list[int]]:
-    """The lengths that write a text soonest, by dynamic programming from its end.
+@dataclass(slots=True)
+class Drafts:
+    """One drafter's part of a recording.
+
+    Attributes:
+        offered: for each output token, how many tokens were proposed in its place and after it.
+        right: how many of them are right. us: time of a draft of so many tokens; 0 for 0.
+    """
+
+    offered: Sequence[int]
+    right: Sequence[int]
+    us: Callable[[int], float]
+
+
+def best_lengths(n: int, drafts: Sequence[Drafts], pass_us: Callable[[int], float]) -> tuple[float, list[int]]:
+    """The drafters and lengths that write a text of ``n`` tokens soonest, by dynamic programming from its end.
 
     Args:
-        offered: for each output token, how many tokens the drafter proposed in its place and after it.
-        right: how many of them are right.
-        pass_us: time of a step with so many rows in its pass. draft_us: time of a draft of so many tokens; 0 for 0.
+        drafts: of each drafter, with an entry for each token. pass_us: time of a step with so many rows in its pass.
 
     Returns:
         Microseconds, and the length at each position (also at those that are jumped over).
     """
-    n = len(offered)
-    longest = max(offered, default=0)
-    step_us = [pass_us(k + 1) + draft_us(k) for k in range(longest + 1)]
+    longest = max((min(max(d.offered, default=0), n) for d in drafts), default=0)
+    rows_us = [pass_us(k + 1) for k in range(longest + 1)]
+    step_us = [[0.0 if not k else rows_us[k] + d.us(k) for k in range(longest + 1)] for d in drafts]
     rest = [0.0] * (n + 1)
     lengths = [0] * n
     for i in range(n - 1, -1, -1):
-        good = min(right[i], n - i - 1)
-        best, length = step_us[0] + rest[i + 1], 0
-        for k in range(1, min(offered[i], n - i - 1) + 1):
-            us = step_us[k] + rest[i + 1 + min(k, good)]
-            if us < best:
-                best, length = us, k
+        best, length = rows_us[0] + rest[i + 1], 0
+        for d, us in zip(drafts, step_us, strict=True):
+            good = d.right[i]
+            for k in range(1, min(d.offered[i], n - i - 1) + 1):
+                total = us[k] + rest[i + 1 + min(k, good)]
+                if total < best:
+                    best, length = total, k
         rest[i], lengths[i] = best, length
     return rest[0], lengths

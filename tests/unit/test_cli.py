@@ -99,17 +99,10 @@ class FakeLLM:
 
     @property
     def stats(self) -> SpecStats:
-        return SpecStats(
-            control=ControlStats(
-                n_steps=9,
-                chosen={"suffix": 2, "draft-simple": 4},
-                n_not_worth=1,
-                n_nothing=2,
-                row_us=2000.0,
-                pass_us={1: 2000.0, 3: 2500.0},
-                drafters={"draft-simple": {"asked": 5, "value": 0.25, "parked": 1}},
-            )
-        )
+        known = {"draft-simple": {"asked": 5, "value": 0.25, "parked": 1}}
+        control = ControlStats(9, {"suffix": 2, "draft-simple": 4}, n_not_worth=1, n_nothing=2, drafters=known)
+        control.row_us, control.pass_us = 2000.0, {1: 2000.0, 3: 2500.0}
+        return SpecStats(control=control)
 
     def cancel(self) -> None:
         self.cancelled.set()

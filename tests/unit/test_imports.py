@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "prompts": LEVEL0,
     "bench": ANYTHING,
     "measure": ANYTHING,
+    "oracle": ANYTHING,
     "verify": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,
