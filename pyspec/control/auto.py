@@ -114,8 +114,7 @@ class _More:
     def __call__(self, prob: float) -> bool:
         track, c = self._track, self._controller
         n = self._n
-        last = track.belief.chances(track.belief.classes_at(n, prob), self._mood)
-        self._chance *= last[0] if last else 0.0
+        self._chance *= track.belief.chance_at(n, prob, self._mood)
         self._n = n = n + 1
         # the cost of rows may rise in steps: look a few tokens ahead
         rate = track.next_right / track.next_all
@@ -162,6 +161,7 @@ class AutoController:
         self._allowance = _PRICE_SAVED / 2
         self._reach = _REACH
         self._spent = 0.0
+        self._kind = -1
         self._n_emitted = self._n_drafted = 0
         self._recent_tokens = self._recent_time = 0.0
 
@@ -181,7 +181,10 @@ class AutoController:
         if not requests:
             self.stats.n_nothing += 1
             return {}
-        self.cost.select(((requests[0].n_past * n_seq >> 9).bit_length(), self.n_threads))
+        kind = (requests[0].n_past * n_seq >> 9).bit_length() + 64 * self.n_threads
+        if kind != self._kind:
+            self._kind = kind
+            self.cost.select(kind)
         if not self.padded and not self.cost.known(n_seq):
             # what drafts are compared with
             self.stats.n_measuring += 1
@@ -217,7 +220,8 @@ class AutoController:
             draft = view.draft
             if draft:
                 track = tracks[i]
-                at, end = view.at, len(draft)
+                # what is so unlikely that it was not weighed is not compared
+                at, end = view.at, len(view.classes)
                 for token in emitted:
                     right = draft[at] == token
                     track.belief.add(view.classes[at], right, view.mood)
@@ -285,8 +289,7 @@ class AutoController:
         offer = _Offer()
         offer.track, offer.view, offer.draft, offer.q = track, view, draft, request.q
         request.draft, request.probs, request.q = [], [], []
-        offer.classes = track.belief.classes(len(draft), probs)
-        offer.chances = track.belief.chances(offer.classes, view.mood)
+        offer.classes, offer.chances = track.belief.weigh(len(draft), probs, view.mood)
         if offer.q:
             if not offer.chances:
                 offer.chances = [0.0]

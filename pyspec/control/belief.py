@@ -20,11 +20,13 @@ _N_P, _N_N, _N_POS = len(P_EDGES) + 1, len(N_EDGES) + 1, 4
 #: What is assumed before anything was counted, in tokens of weight; and for look-ups by length.
 _WEIGHT = 4.0
 _PRIOR_BY_LENGTH = (0.5, 0.6, 0.7, 0.8, 0.9)
+#: Tokens less likely than this are not worth a thought.
+_NOTHING = 0.02
 #: A class forgets the older half of what it knows at so many.
 _N_HALVE = 64.0
 #: A sequence's own correction: weight of "as counted", and how much of it is left after each token.
-_MOOD_WEIGHT = 1.5
-_MOOD_DECAY = 0.88
+_MOOD_WEIGHT = 1.0
+_MOOD_DECAY = 0.94
 
 
 class Mood:
@@ -66,37 +68,41 @@ class Belief:
         self._right = [r * _WEIGHT for r in self._rates]
         self._all = [_WEIGHT] * n
 
-    def classes(self, n: int, probs: Sequence[float]) -> list[int]:
-        """Class of each of ``n`` proposed tokens. Without probabilities, each is taken for sure."""
+    def weigh(self, n: int, probs: Sequence[float], mood: Mood) -> tuple[list[int], list[float]]:
+        """What a proposal of ``n`` tokens is worth. Without probabilities, each token is taken for sure.
+
+        Returns:
+            The tokens' classes; and for each the probability that it and all before it are right. The latter ends where
+            that is next to nothing, the former one token later.
+        """
+        rates, odds, joint = self._rates, mood.odds, self.joint
         base = bisect(N_EDGES, n) * _N_POS * _N_P if self.by_length else 0
-        if len(probs) < n:
-            top = _N_P - 1
-            return [base + min(i, _N_POS - 1) * _N_P + top for i in range(n)]
-        out = []
-        before = 1.0
+        sure = len(probs) < n
+        p_class = _N_P - 1
+        classes: list[int] = []
+        chances: list[float] = []
+        chance = before = 1.0
         for i in range(n):
-            p = probs[i]
-            if self.joint:
-                p, before = p / before if before else 0.0, p
-            out.append(base + (i if i < _N_POS else _N_POS - 1) * _N_P + bisect(P_EDGES, p))
-        return out
-
-    def classes_at(self, i: int, prob: float) -> tuple[int]:
-        """Class of the ``i``-th token of a proposal of unknown length that is still being made."""
-        return ((i if i < _N_POS else _N_POS - 1) * _N_P + bisect(P_EDGES, prob),)
-
-    def chances(self, classes: Sequence[int], mood: Mood) -> list[float]:
-        """For each token, the probability that it and all before it are right; cut where that is next to nothing."""
-        rates, odds = self._rates, mood.odds
-        out = []
-        chance = 1.0
-        for c in classes:
-            r = rates[c] * odds
-            chance *= r / (r + 1.0 - rates[c])
-            if chance < 0.02:
+            if not sure:
+                p = probs[i]
+                if joint:
+                    p, before = (p / before if before else 0.0), p
+                p_class = bisect(P_EDGES, p)
+            c = base + (i if i < _N_POS else _N_POS - 1) * _N_P + p_class
+            classes.append(c)
+            rate = rates[c]
+            r = rate * odds
+            chance *= r / (r + 1.0 - rate)
+            if chance < _NOTHING:
                 break
-            out.append(chance)
-        return out
+            chances.append(chance)
+        return classes, chances
+
+    def chance_at(self, i: int, prob: float, mood: Mood) -> float:
+        """Probability that the ``i``-th token of a proposal that is still being made is right, if those before are."""
+        rate = self._rates[(i if i < _N_POS else _N_POS - 1) * _N_P + bisect(P_EDGES, prob)]
+        r = rate * mood.odds
+        return r / (r + 1.0 - rate)
 
     def add(self, c: int, right: bool, mood: Mood) -> None:
         """A token of this class was right, or not; those before it were right."""
@@ -108,15 +114,6 @@ class Belief:
             self._all[c] *= 0.5
         # one success in a row of a hundred is worth knowing, certainty is not
         self._rates[c] = min(0.995, max(0.005, self._right[c] / self._all[c]))
-
-    def p_min(self, threshold: float, mood: Mood) -> float:
-        """The least confidence with which a first token is right with a probability above ``threshold``."""
-        rates, odds = self._rates, mood.odds
-        for i in range(_N_P):
-            r = rates[i] * odds
-            if r / (r + 1.0 - rates[i]) >= threshold:
-                return P_EDGES[i - 1] if i else 0.0
-        return 1.0
 
     def rates(self) -> list[tuple[float, float]]:
         """Of each class of confidence its lower edge, and the counted rate of first tokens (shortest proposals)."""
