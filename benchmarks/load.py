@@ -100,9 +100,8 @@ def main() -> None:
     r = result
     back = "never" if r["back_after_s"] is None else f"{r['back_after_s']:.2f} s"
     print(f"{r['model']}, {r['n_threads']} threads{' fixed' if args.fixed else ''}: quiet {r['quiet']:.1f} tokens/s")
-    print(
-        f"  beside {args.busy} busy processes {r['loaded']:.1f} ({r['share']:.0%}; first second {r['first_second']:.1f})"
-    )
+    print(f"  beside {args.busy} busy processes {r['loaded']:.1f} ({r['share']:.0%})")
+    print(f"  in the first second {r['first_second']:.1f}")
     print(f"  afterwards {r['after']:.1f}, back after {back}")
     if args.json:
         with open(args.json, "a", encoding="utf-8") as file:
