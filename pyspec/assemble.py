@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from . import backends, fit
 from .config import ContextParams, ModelParams, SpeculationParams
+from .control import AutoController, ThreadGovernor
 from .drafters import choose, custom, registry
 from .drafters.base import Drafter, Plan
 from .drafters.custom import Maker
@@ -30,6 +31,9 @@ N_CTX_DEFAULT_MAX = 4096
 #: Recurrent snapshots are kept for drafts up to this length; longer ones use checkpoints.
 N_RS_SEQ_MAX = 16
 
+#: n_max of "auto" where none is given: most tokens a draft model is asked for. How many it makes is decided as it goes.
+AUTO_N_MAX = 8
+
 Progress = Callable[[float], "bool | None"]
 Speculation: TypeAlias = "str | Maker | Sequence[str | Maker]"
 
@@ -47,6 +51,8 @@ class Options:
     params: SpeculationParams
     #: Drafters for what requests bring along, such as a prediction; they come first.
     extra: tuple[str, ...] = ()
+    #: Names of the speculation options that were given.
+    given: frozenset[str] = frozenset()
     #: Drafters that were given as classes or instances, by name.
     custom: Mapping[str, Maker] = field(default_factory=dict)
 
@@ -101,6 +107,7 @@ class Options:
             context=ContextParams(**groups["context"]),
             draft_context=groups["draft_ctx"],
             params=SpeculationParams(**groups["spec"]),
+            given=frozenset(groups["spec"]),
             custom=makers,
         )
 
@@ -197,6 +204,9 @@ class Assembly:
             old = closed.get(drafter.name)
             if old is not None and old is not drafter and type(old) is type(drafter):
                 drafter.inherit(old)
+        control, before = self.engine.control, previous.engine.control
+        if isinstance(control, AutoController) and isinstance(before, AutoController):
+            control.inherit(before)
 
     def set_loras(self, loras: Sequence[tuple[backends.LoraHandle, float]]) -> None:
         """Other adapters for the target; nothing may be running. What its cache holds was computed with others."""
@@ -225,7 +235,7 @@ def _names(options: Options, target: Model, draft: Model | None) -> tuple[str, .
             raise ConfigError("a draft was given but speculation is 'off': leave one of them out")
         return ()
     if options.speculation == ("auto",):
-        return (choose.choose(target, draft),)
+        return choose.for_auto(target, draft)
     return options.speculation
 
 
@@ -243,6 +253,10 @@ def assemble(
         NativeError: a context could not be made; what had been made is freed.
     """
     names = _names(options, target, draft)
+    is_auto = options.speculation == ("auto",)
+    exact = options.params.exact
+    if is_auto and "n_max" not in options.given and not exact and not (target.is_recurrent or target.is_hybrid):
+        options = replace(options, params=options.params.override(n_max=max(AUTO_N_MAX, options.params.n_min)))
     names = (*(name for name in options.extra if name not in names), *names)
     makers = [options.custom.get(name) or registry.get(name) for name in names]
     plans = [custom.plan(maker, target, draft, options.params, n_seq) for maker in makers]
@@ -277,9 +291,29 @@ def assemble(
             stack.callback(pool.close)
             for c in (context, *drafts):
                 c.handle.attach_threadpool(pool)
-        engine = Engine(context, drafters, target.vocab.eog_tokens, n_ctx, drafts, options.params, target.vocab)
+        control = AutoController(padded=exact) if is_auto and drafters else None
+        engine = Engine(
+            context, drafters, target.vocab.eog_tokens, n_ctx, drafts, options.params, target.vocab, control=control
+        )
+        # another number of threads may sum in another order, and where a GPU computes there is nothing to gain
+        if n_threads > 1 and options.context.adapt_threads and not exact and not target.on_gpu:
+            engine.threads = _governor(n_threads, (context, *drafts), params.n_threads_batch or n_threads, control)
         stack.pop_all()
     return Assembly(engine, context, drafts, names, n_seq, n_threads, pool)
+
+
+def _governor(
+    n_threads: int, contexts: Sequence[Context], n_threads_batch: int, control: AutoController | None
+) -> ThreadGovernor:
+    """Follows the passes of the first context, for all of them."""
+
+    def apply(n: int) -> None:
+        for context in contexts:
+            context.handle.set_n_threads(n, max(1, n_threads_batch * n // n_threads))
+        if control is not None:
+            control.n_threads = n
+
+    return ThreadGovernor(n_threads, apply)
 
 
 def _target_params(

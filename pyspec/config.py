@@ -173,6 +173,8 @@ class ContextParams(_Options):
         n_outputs_max: most output rows of a micro-batch; 0: n_batch.
         n_threads: threads for one row a pass; None: CPUs this process may use, and never more.
         n_threads_batch: for more rows; None: same as n_threads.
+        adapt_threads: compute with fewer threads while other processes take the CPUs, as the times of passes say; never
+            in exact mode.
         ctx_type: "default" or "mtp".
         rope_freq_base, rope_freq_scale, yarn_*: 0 (yarn: -1) means as the model says.
         flash_attn: True, False or "auto".
@@ -190,6 +192,7 @@ class ContextParams(_Options):
     n_outputs_max: int = 0
     n_threads: int | None = None
     n_threads_batch: int | None = None
+    adapt_threads: bool = True
     ctx_type: str = "default"
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
@@ -226,6 +229,8 @@ class ContextParams(_Options):
             value = getattr(self, name)
             if value is not None:
                 _check_int(name, value, 1, 512)
+        if not isinstance(self.adapt_threads, bool):
+            raise ConfigError(f"adapt_threads must be True or False, got {self.adapt_threads!r}")
         if self.ctx_type not in ("default", "mtp"):
             raise ConfigError(f"ctx_type must be 'default' or 'mtp', got {self.ctx_type!r}")
         if not isinstance(self.flash_attn, (bool, str)) or self.flash_attn not in _FLASH_ATTN:

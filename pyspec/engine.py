@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 from .config import SamplingParams, SpeculationParams
+from .control import Controller, ThreadGovernor
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
 from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, SamplingError, UnsupportedError
@@ -55,10 +56,15 @@ class Engine:
         draft_evaluators: the drafters' own, so that a request to abort can be withdrawn from all.
         speculation: asks for synthetic acceptance or exact passes, or not; the drafters have the other options.
         vocab: the target's, where requests may use DRY, whose sequence breakers are text.
+        control: see the attribute.
+        clock: nanoseconds; another one for tests.
 
     Attributes:
         stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
         observer: sees every verification, for measurements; None: nobody.
+        control: decides at each step who drafts how much; None: the first drafter that proposes something, as much as
+            it proposes.
+        threads: changes the number of CPU threads between passes; None: it stays.
     """
 
     def __init__(
@@ -70,6 +76,9 @@ class Engine:
         draft_evaluators: Seq[Evaluator] = (),
         speculation: SpeculationParams | None = None,
         vocab: VocabLike | None = None,
+        *,
+        control: Controller | None = None,
+        clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.target = target
         self.chain = DrafterChain(drafters, target.n_vocab)
@@ -78,6 +87,9 @@ class Engine:
         self.stats = SpecStats(drafters=[d.stats for d in drafters])
         self.closed = False
         self.observer: Observer | None = None
+        self.control = control
+        self.threads: ThreadGovernor | None = None
+        self._clock = clock
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
         self._verify: Verifier | SyntheticVerifier = Verifier(target.n_batch)
@@ -273,14 +285,16 @@ class Engine:
         seq.sampler.rewind(seq.n_output)
         self.target.memory.clear(seq.id)
         self.chain.begin(seq.id, seq.tokens)
+        if self.control is not None:
+            self.control.begin(seq.id)
 
     def _prefill(self, seq: Sequence) -> None:
         """One chunk: a Ctrl-C is served between chunks, and the rows of a chunk belong to one sequence."""
-        t0 = perf_counter_ns()
+        t0 = self._clock()
         n_past = seq.n_past
         self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
         self.chain.process(self._batch)
-        us = (perf_counter_ns() - t0) // 1000
+        us = (self._clock() - t0) // 1000
         for stats in (seq.stats, self.stats):
             stats.n_prompt += seq.n_past - n_past
             stats.times.prefill_us += us
@@ -294,12 +308,16 @@ class Engine:
 
     def _decode_step(self, seqs: list[Sequence]) -> None:
         target, batch = self.target, self._batch
-        t0 = perf_counter_ns()
+        t0 = self._clock()
         requests = self._requests(seqs)
-        winners = self.chain.draft(requests) if requests else {}
+        control = self.control
+        if control is not None:
+            winners = control.draft(self.chain, requests, len(seqs))
+        else:
+            winners = self.chain.draft(requests) if requests else {}
         drafts = {r.seq: r.draft for r in requests}
         qs = {r.seq: r.q for r in requests}
-        t1 = perf_counter_ns()
+        t1 = self._clock()
         batch.clear()
         for seq in seqs:
             draft = drafts.setdefault(seq.id, [])
@@ -309,10 +327,10 @@ class Engine:
             batch.extend([seq.tokens[-1], *draft, *padding], seq.n_past, seq.id, ALL)
         target.decode(batch)
         logits = target.logits()
-        t2 = perf_counter_ns()
+        t2 = self._clock()
         self.chain.process(batch)
-        t3 = perf_counter_ns()
-        rows = batch.rows()
+        t3 = self._clock()
+        rows, n_rows = batch.rows(), batch.n
         verdicts = [self._verdict(s, logits, rows[s.id][0], drafts[s.id], qs.get(s.id, ())) for s in seqs]
         if self.observer is not None:
             for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
@@ -322,7 +340,7 @@ class Engine:
             for s, (_, emitted) in zip(seqs, verdicts, strict=True)
             if s.params.logprobs
         }
-        t4 = perf_counter_ns()
+        t4 = self._clock()
         behind: list[tuple[Sequence, int]] = []
         for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):
             n_draft, winner = len(drafts[seq.id]), winners.get(seq.id)
@@ -335,6 +353,8 @@ class Engine:
                 stats.count(n_draft, n_acc)
                 stats.n_output += n_used
             self.chain.accept(seq.id, n_acc, winner, n_draft)
+            if control is not None:
+                control.accept(seq.id, n_draft, n_acc, emitted)
             if seq.done:
                 self._leave(seq)
             else:
@@ -345,7 +365,13 @@ class Engine:
             while seq.n_past < n_keep:
                 self._evaluate(seq, min(n_keep, seq.n_past + self._n_chunk))
         self.stats.n_pass += 1 - len(seqs)
-        t5 = perf_counter_ns()
+        t5 = self._clock()
+        if control is not None:
+            # what had to be evaluated again belongs to the price of the pass
+            ns = t2 - t1 + (t5 - t4 if behind else 0)
+            control.passed(n_rows, ns)
+        if self.threads is not None:
+            self.threads.passed(n_rows, t2 - t1)
         for stats in (self.stats, *(s.stats for s in seqs)):
             t = stats.times
             t.draft_us += (t1 - t0) // 1000

@@ -18,6 +18,7 @@ import numpy as np
 from . import assemble as _assemble
 from . import lora as _lora
 from .config import ContextParams, SamplingParams
+from .control import AutoController
 from .drafters import registry
 from .engine import Engine
 from .errors import ClosedError, ConfigError
@@ -45,8 +46,9 @@ class LLM:
         model: path of the target's GGUF file, or a loaded :class:`Model` (which stays yours to close).
         draft: the draft: a path, a loaded Model, or the name of a method that needs none. Its method is read from the
             file unless ``speculation`` names one. A draft that cannot be used is an error.
-        speculation: "auto": by the draft, else by what the target itself offers. "off": none. Or a method's name, or
-            several in order of priority. A method of your own: its class, or an instance (docs/drafters.md).
+        speculation: "auto": the draft's method or what the target itself offers, and look-ups in the text, each as
+            far as it pays (docs/auto.md). "off": none. Or a method's name, or several in order of priority. A method
+            of your own: its class, or an instance (docs/drafters.md).
         n_ctx: tokens of one sequence, prompt and output; 0: the model's training length, 4096 at most.
         n_seq_max: sequences that share a pass. None: as many as the longest list given to :meth:`generate` so far,
             up to 8; contexts are made anew when that grows.
@@ -159,8 +161,11 @@ class LLM:
 
     @property
     def stats(self) -> SpecStats:
-        """Totals since the contexts were made."""
-        return self._running().engine.stats
+        """Totals since the contexts were made. With "auto", ``control`` says what was chosen and why."""
+        engine = self._running().engine
+        if isinstance(engine.control, AutoController):
+            engine.stats.control = engine.control.publish()
+        return engine.stats
 
     def describe(self) -> dict[str, Any]:
         """What is loaded and how it is set up, as plain values."""

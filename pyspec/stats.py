@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DrafterStats", "PhaseTimes", "SpecStats"]
+__all__ = ["ControlStats", "DrafterStats", "PhaseTimes", "SpecStats"]
 
 
 def _count_positions(per_pos: list[int], n: int) -> None:
@@ -53,6 +53,33 @@ class DrafterStats:
 
 
 @dataclass(slots=True)
+class ControlStats:
+    """What ``speculation="auto"`` chose, and what it believes at present. Times in microseconds.
+
+    Attributes:
+        n_steps: decisions, one a step for all sequences.
+        chosen: for each drafter, how many of its proposals were verified, in full or in part.
+        n_nothing: steps in which nothing was proposed. n_not_worth: in which no proposal was worth a row.
+        n_measuring: in which nothing was asked, to learn what a pass costs.
+        n_tried: times a parked drafter was asked again.
+        row_us: a pass of one row at present; pass_us: passes by rows, as far as they were measured.
+        drafters: for each by name: "asked" (times, if asking costs something), "value" (gain of asking, in passes of
+            one row), "draft_us" by tokens, "right_by_confidence" (lower edge of the drafter's own probability, and how
+            often a first token of it was right), "parked" (sequences in which it is).
+    """
+
+    n_steps: int = 0
+    chosen: dict[str, int] = field(default_factory=dict)
+    n_nothing: int = 0
+    n_not_worth: int = 0
+    n_measuring: int = 0
+    n_tried: int = 0
+    row_us: float = 0.0
+    pass_us: dict[int, float] = field(default_factory=dict)
+    drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class PhaseTimes:
     """Wall time by phase, in microseconds."""
 
@@ -79,6 +106,7 @@ class SpecStats:
         n_pass: target passes that generated tokens (of a sequence, or of the engine's batches).
         n_draft: tokens proposed. n_accepted: proposed tokens that became output.
         synthetic: drafts were accepted by lot (``synth_len``, ``synth_rates``): the output is not valid.
+        control: what ``speculation="auto"`` chose and why, for an engine; None with other settings, and for a sequence.
         accepted_per_pos: how often the proposal at each draft position was accepted; drafted_per_pos: was made.
     """
 
@@ -92,6 +120,7 @@ class SpecStats:
     synthetic: bool = False
     times: PhaseTimes = field(default_factory=PhaseTimes)
     drafters: list[DrafterStats] = field(default_factory=list)
+    control: ControlStats | None = None
 
     def count(self, n_draft: int, n_accepted: int) -> None:
         """Record one verification."""

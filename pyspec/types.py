@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -109,6 +109,8 @@ class DraftRequest:
         drafters: names of the drafters that may propose for it; None: all.
         p_min: stop at the first token less likely than this; None: the drafter's own ``params.p_min``.
         extra: what the request brings for drafters, by name, such as its prediction. Shared by all steps; read only.
+        more: for drafters that make their tokens one by one: called with the probability of each one that was
+            proposed; False: another one would not pay. None: as many as ``n_max``.
     """
 
     seq: int
@@ -124,3 +126,4 @@ class DraftRequest:
     drafters: tuple[str, ...] | None = None
     p_min: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[float], bool] | None = None

@@ -54,9 +54,10 @@ class Pair:
         return f"{self.method}-{self.target}-{self.draft or 'itself'}{params}"
 
     def make(self, tiny: Any, make_llm: Any, **options: Any) -> Any:
-        """An LLM on this pair; the method is found from the files alone."""
+        """An LLM on this pair with its method alone, as far as ``options`` say nothing else."""
         draft = tiny(self.draft, **self.draft_params) if self.draft else None
-        return make_llm(tiny(self.target, **self.target_params), draft, **(self.options | options))
+        options = {"speculation": self.method} | self.options | options
+        return make_llm(tiny(self.target, **self.target_params), draft, **options)
 
 
 def _pair(method: str, kind: str, target: str, draft: str | None, page: float, **rest: Any) -> Pair:

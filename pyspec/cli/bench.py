@@ -46,6 +46,9 @@ def command(
     batch_cost: Annotated[
         str | None, typer.Option("--batch-cost", metavar="1,2,4,8", help="Also the time of a pass of so many rows.")
     ] = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Also the best that could have been done with the same drafts.")
+    ] = False,
     raw: opt.Raw = False,
     n_ctx: opt.NCtx = 0,
     n_threads: opt.Threads = None,
@@ -110,6 +113,11 @@ def command(
                 report["batch_cost"] = bench.batch_cost(rows, progress=step)
         with terminal.progress("measuring") as step:
             report |= bench.run(repeat, step)
+        if oracle:
+            from ..oracle import measure
+
+            with terminal.progress("hindsight") as step:
+                report["oracle"] = measure(bench, report["runs"], step)
         if lengths:
             with terminal.progress("longer contexts") as step:
                 report["ctx_sweep"] = bench.ctx_sweep(lengths, step)
@@ -233,6 +241,22 @@ def _print(report: dict[str, Any]) -> None:
         ("setting", *phases),
         [(s["label"], *(_share(s["time_share"][phase]) for phase in phases)) for s in settings],
     )
+    if "oracle" in report:
+        show_table(
+            "Against the best lengths in hindsight, with the same drafts",
+            ("setting", "TG t/s", "best TG t/s", "share", "by prompt", "best length"),
+            [
+                (
+                    x["label"],
+                    _figure(next(s["TG"] for s in settings if s["label"] == x["label"]), 1),
+                    _figure(x["oracle_tg"], 1),
+                    f"{x['share']:.2f}",
+                    f"{min(x['by_prompt'].values()):.2f} - {max(x['by_prompt'].values()):.2f}",
+                    _figure(x["length"], 1),
+                )
+                for x in report["oracle"]
+            ],
+        )
     if "ctx_sweep" in report:
         show_table(
             "By tokens in the context",

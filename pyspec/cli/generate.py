@@ -19,6 +19,7 @@ from . import structured, terminal
 if TYPE_CHECKING:
     from ..config import SamplingParams
     from ..llm import LLM, GenerationResult, Piece
+    from ..stats import ControlStats
 
 __all__ = ["read_prompt", "run"]
 
@@ -210,8 +211,27 @@ def _print_stats(llm: LLM, result: GenerationResult) -> None:
             rows.append(("by position", "", " ".join(f"{a / d:.2f}" for a, d in pairs)))
         if stats.mean_accepted_length is not None:
             rows.append(("a pass", f"{stats.mean_accepted_length:.2f} tokens", f"{stats.n_pass} passes of the target"))
+        rows += _control_rows(llm.stats.control)
     console = terminal.stderr()
     console.out("\n" + terminal.columns(rows, right={1}), style="dim", end="", highlight=False)
+
+
+def _control_rows(control: ControlStats | None) -> list[tuple[str, str, str]]:
+    """What "auto" chose, and why."""
+    if control is None:
+        return []
+    chosen = [f"{name} {n}" for name, n in sorted(control.chosen.items(), key=lambda x: -x[1])]
+    chosen.append(f"not worth it {control.n_not_worth}")
+    chosen.append(f"nothing proposed {control.n_nothing}")
+    rows = [("auto", f"{control.n_steps} steps", ", ".join(chosen))]
+    if control.row_us:
+        costs = [f"{n}: {us / control.row_us:.2f}" for n, us in list(control.pass_us.items())[:8]]
+        rows.append(("pass by rows", f"{control.row_us / 1000:.2f} ms", " ".join(costs)))
+    for name, known in control.drafters.items():
+        if known["asked"]:
+            parked = ", parked" if known["parked"] else ""
+            rows.append((name, f"{known['asked']} asked", f"gains {known['value']:+.2f} passes each time{parked}"))
+    return rows
 
 
 _FINISH = {

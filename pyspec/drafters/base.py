@@ -71,6 +71,10 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
+    #: A proposal takes microseconds, whatever it proposes: ``speculation="auto"`` asks at every step, and others first.
+    cheap: ClassVar[bool] = False
+    #: ``DraftRequest.probs`` are probabilities of the whole proposal up to a token, not of the token alone.
+    joint_probs: ClassVar[bool] = False
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         self.target = target
@@ -182,6 +186,10 @@ class Drafter(ABC):
     def p_min(self, request: DraftRequest) -> float:
         """Drafting for ``request`` stops at the first token less likely than this."""
         return self.params.p_min if request.p_min is None else request.p_min
+
+    def goes_on(self, request: DraftRequest, n: int) -> bool:
+        """Whether a draft that has just got one more token is to have another; ``n``: its limit."""
+        return len(request.draft) < n and (request.more is None or request.more(request.probs[-1]))
 
     def drop_short(self, requests: list[DraftRequest]) -> None:
         """Empty the drafts shorter than ``n_min``, except those that were drawn by lot."""

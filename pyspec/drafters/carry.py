@@ -9,9 +9,12 @@ together with the rows of a verification, in a *stash* per sequence:
 - ``accept``: forgets the rows of rejected tokens.
 - ``draft``: completes the stash with the tokens that came, and evaluates these pairs as the first pass of the draft. So
   no pair is evaluated that is not needed, and catching up costs no pass of its own.
-- Where no draft was asked for, the next ``process`` evaluates what is left in the stash before it fills it anew.
+- Where no draft was asked for, the stash grows, up to :data:`N_STASH` rows; only then does ``process`` evaluate it, in
+  one pass. So a drafter that rests costs a copy of the rows, and its own evaluation at the speed of a prompt; it comes
+  back when it likes, with nothing missing.
 
-The stash holds at most a verification's rows: O(n_seq * (k + 1) * width), whatever the length of the text.
+The stash holds a few dozen rows: O(n_seq * N_STASH * width), whatever the length of the text. Its rows are *raw*: as
+the target hands them out. What the drafter makes of them (EAGLE-3's encoder) is made of those rows only that are used.
 """
 
 from __future__ import annotations
@@ -34,12 +37,15 @@ from .base import DRAFT_TOP_K, Drafter, DraftSampler
 if TYPE_CHECKING:
     from ..runtime.evaluator import Evaluator
 
-__all__ = ["CarryDrafter", "DraftHandle", "Work", "handle_of"]
+__all__ = ["N_STASH", "CarryDrafter", "DraftHandle", "Work", "handle_of"]
 
 log = logging.getLogger("pyspec")
 
+#: Rows of a sequence that may wait until somebody asks for a draft.
+N_STASH = 64
+
 _STATE = struct.Struct("<4sqqqqq")
-_STATE_MAGIC = b"psc1"
+_STATE_MAGIC = b"psc2"
 
 
 class DraftHandle(Protocol):
@@ -63,7 +69,7 @@ class _State:
 
     Attributes:
         alive: False once something was missed: no more drafts until the next generation.
-        first, n: the stash holds the hidden rows of [first, first + n).
+        first, n: the stash holds the hidden rows of [first, first + n). last: where in it the last pass begins.
         done: all pairs before this one are in the draft's cache, and right.
         cells: positions in the draft's cache, proposals included.
     """
@@ -71,6 +77,7 @@ class _State:
     alive: bool = False
     first: int = 0
     n: int = 0
+    last: int = 0
     done: int = 0
     cells: int = 0
 
@@ -97,7 +104,7 @@ class CarryDrafter(Drafter):
 
     Args:
         target, draft, params, n_seq: see :class:`Drafter`.
-        width: floats of a hidden row.
+        width: floats of a row of the draft. raw_width: floats of a row as the target hands it out; 0: the same.
         rows_per_pass: most rows of one pass of the draft; 0: its n_batch.
         single_outputs: outputs can be asked for single rows of a pass; hidden rows then come for every row. False: for
             all rows of a pass or none (libllama ignores the flags of single rows, in silence, in some decoders).
@@ -115,28 +122,35 @@ class CarryDrafter(Drafter):
         width: int,
         rows_per_pass: int = 0,
         single_outputs: bool = False,
+        raw_width: int = 0,
     ) -> None:
         if draft is None:
             raise ConfigError(f"{self.name} needs a context for the draft")
         super().__init__(target, draft, params, n_seq)
         self._draft = draft
-        self._width = width
+        self._width = raw_width or width
         self._handle = handle_of(draft)
         self._batch = Batch(min(rows_per_pass or draft.n_batch, draft.n_batch), width)
         assert self._batch.embd is not None
         self._embd: F32Array = self._batch.embd
         self._states = [_State() for _ in range(n_seq)]
-        self._stash: F32Array = np.zeros((n_seq, params.n_max + 1, width), np.float32)
+        self._stash: F32Array = np.zeros((n_seq, params.n_max + 1, self._width), np.float32)
         # token that follows each stashed row
         self._next: I32Array = np.zeros((n_seq, params.n_max + 1), np.int32)
         self._sampler = DraftSampler(max(1, min(n_seq, draft.n_batch)), draft.n_vocab)
         self._on_device = False
+        # rows may wait in the stash while nobody asks for drafts
+        self._patient = True
         self._single_outputs = single_outputs
         self._handle.embeddings_nextn(True, not single_outputs)
 
     @abstractmethod
     def _hidden(self, batch: Batch) -> F32Array:
-        """Hidden rows of the pass that the target has just made, float32 [batch.n, width]. Borrowed until the next."""
+        """Raw rows of the pass that the target has just made, float32 [batch.n, raw_width]. Borrowed until the next."""
+
+    def _fuse(self, parts: list[F32Array]) -> list[F32Array]:
+        """The draft's rows for parts of raw ones, float32 [n, raw_width] to [n, width]. Valid until the next call."""
+        return parts
 
     def _sample_on_device(self) -> None:
         """Let the draft's device pick the candidates, where that saves copying logits. Never with several sequences.
@@ -160,6 +174,7 @@ class CarryDrafter(Drafter):
         # a shift of one means that the first token has a pair too, with a row of zeros
         state.first = state.done = -self.shift
         state.n = self.shift
+        state.last = 0
         state.cells = 0
         self._stash[seq, 0] = 0.0
 
@@ -179,6 +194,8 @@ class CarryDrafter(Drafter):
             for seq, b, e in rows:
                 p0 = int(batch.pos[b])
                 verification = bool(batch.output[e - 1])
+                if verification and self._can_wait(seq, p0, e - b):
+                    continue
                 self._write(seq, batch, hidden, b, e, p0 if verification else p0 + e - b - 1)
             self._run()
             for seq, b, e in rows:
@@ -190,7 +207,7 @@ class CarryDrafter(Drafter):
     def accept(self, seq: int, n_accepted: int, is_other: bool) -> None:
         """See :meth:`Drafter.accept`."""
         state = self._states[seq]
-        state.n = min(state.n, n_accepted + 1)
+        state.n = min(state.n, state.last + n_accepted + 1)
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
@@ -229,7 +246,7 @@ class CarryDrafter(Drafter):
         self._grow(n)
         self._next[seq, :n] = np.frombuffer(state, np.int32, n, n_head)
         self._stash[seq, :n] = np.frombuffer(state, np.float32, n * width, n_head + 4 * n).reshape(n, width)
-        s.alive, s.first, s.n, s.done, s.cells = True, first, n, done, cells
+        s.alive, s.first, s.n, s.last, s.done, s.cells = True, first, n, max(0, n - 1), done, cells
 
     # -- catching up --
 
@@ -245,6 +262,11 @@ class CarryDrafter(Drafter):
         log.warning("%s: sequence %d: %s: no more drafts for it", self.name, seq, reason)
         state.alive = False
         return False
+
+    def _can_wait(self, seq: int, p0: int, n: int) -> bool:
+        """Whether what the stash holds can stay there, with ``n`` rows more from position ``p0`` on."""
+        state = self._states[seq]
+        return self._patient and state.n > 0 and state.done < p0 and p0 - max(state.first, state.done) + n <= N_STASH
 
     def _write(self, seq: int, batch: Batch, hidden: F32Array, b: int, e: int, end: int) -> None:
         """Evaluate the pairs before ``end`` that are not in the cache yet: first the stash's, then the pass's."""
@@ -264,10 +286,11 @@ class CarryDrafter(Drafter):
         if state.n:
             self._next[seq, state.n - 1] = batch.tokens[b]
             i = max(0, state.done - state.first)
-            self._add(seq, state.first + i, self._next[seq, i : state.n], self._stash[seq, i : state.n])
+            rows = self._fuse([self._stash[seq, i : state.n]])[0]
+            self._add(seq, state.first + i, self._next[seq, i : state.n], rows)
         if end > p0:
             n = end - p0
-            self._add(seq, p0, batch.tokens[b + 1 : b + 1 + n], hidden[b : b + n])
+            self._add(seq, p0, batch.tokens[b + 1 : b + 1 + n], self._fuse([hidden[b : b + n]])[0])
         state.done = end
         state.cells = end + self.shift
 
@@ -309,18 +332,29 @@ class CarryDrafter(Drafter):
         if not state.alive:
             return
         p0 = int(batch.pos[b])
+        at = 0
         if not batch.output[e - 1]:
             p0, b = p0 + e - 1 - b, e - 1
-        n = e - b
+        elif self._can_wait(seq, p0, e - b):
+            # behind the rows that wait
+            self._next[seq, state.n - 1] = batch.tokens[b]
+            n_done = max(0, state.done - state.first)
+            at = state.n - n_done
+            if n_done:
+                self._stash[seq, :at] = self._stash[seq, n_done : state.n].copy()
+                self._next[seq, :at] = self._next[seq, n_done : state.n].copy()
+            p0 -= at
+        n = at + e - b
         self._grow(n)
-        self._stash[seq, :n] = hidden[b:e]
-        self._next[seq, : n - 1] = batch.tokens[b + 1 : e]
-        state.first, state.n = p0, n
+        self._stash[seq, at:n] = hidden[b:e]
+        self._next[seq, at : n - 1] = batch.tokens[b + 1 : e]
+        state.first, state.n, state.last = p0, n, at
 
     def _grow(self, n: int) -> None:
         """Room for ``n`` stashed rows; another drafter's drafts may be longer than ours."""
         n_old = self._stash.shape[1]
         if n > n_old:
+            n = max(n, min(2 * n_old, N_STASH))
             stash = np.zeros((self.n_seq, n, self._width), np.float32)
             tokens = np.zeros((self.n_seq, n), np.int32)
             stash[:, :n_old], tokens[:, :n_old] = self._stash, self._next
@@ -368,8 +402,9 @@ class CarryDrafter(Drafter):
         room = max(1, min(batch.capacity, self._draft.n_outputs_max) // len(works))
         batch.clear()
         heads = []
-        for work in works:
-            tokens, rows = self._pairs(work)
+        pairs = [self._pairs(work) for work in works]
+        fused = self._fuse([rows for _, rows in pairs])
+        for work, (tokens, _), rows in zip(works, pairs, fused, strict=True):
             n_head = max(0, len(tokens) - room)
             if n_head:
                 self._add(work.request.seq, work.start, tokens[:n_head], rows[:n_head])
@@ -436,7 +471,7 @@ class CarryDrafter(Drafter):
             else:
                 work.request.draft.append(token)
                 work.request.probs.append(prob)
-            if len(work.request.draft) < work.n:
+            if self.goes_on(work.request, work.n):
                 going.append(work)
         return going
 

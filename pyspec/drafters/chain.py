@@ -54,22 +54,28 @@ class DrafterChain:
         """Fill the requests; returns who won each sequence that has a draft."""
         winners: dict[int, Drafter] = {}
         for drafter in self.drafters:
-            asked = [r for r in requests if r.seq not in winners and self._may(drafter, r)]
-            if not asked:
-                continue
-            limits = [r.n_max for r in asked]
-            try:
-                drafter.run_draft(asked)
-                for r, n_max in zip(asked, limits, strict=True):
-                    r.draft = self._checked(r.draft, n_max)
-                    r.q = self._checked_q(r)
-                    self._cut(r)
-            except Exception as e:
-                for r, n_max in zip(asked, limits, strict=True):
-                    r.draft, r.probs, r.q, r.n_max = [], [], [], n_max
-                self._fail(drafter, [r.seq for r in asked], e)
-            winners.update((r.seq, drafter) for r in asked if r.draft)
+            asked = [r for r in requests if r.seq not in winners]
+            if asked:
+                self.ask(drafter, asked)
+                winners.update((r.seq, drafter) for r in asked if r.draft)
         return winners
+
+    def ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> None:
+        """Let one drafter fill the requests, as far as it is in order and allowed. Their drafts are empty before."""
+        asked = [r for r in requests if self._may(drafter, r)]
+        if not asked:
+            return
+        limits = [r.n_max for r in asked]
+        try:
+            drafter.run_draft(asked)
+            for r, n_max in zip(asked, limits, strict=True):
+                r.draft = self._checked(r.draft, n_max)
+                r.q = self._checked_q(r)
+                self._cut(r)
+        except Exception as e:
+            for r, n_max in zip(asked, limits, strict=True):
+                r.draft, r.probs, r.q, r.n_max = [], [], [], n_max
+            self._fail(drafter, [r.seq for r in asked], e)
 
     def _may(self, drafter: Drafter, request: DraftRequest) -> bool:
         chosen = request.drafters is None or drafter.name in request.drafters

@@ -17,11 +17,20 @@ from .gguf import GgufHeader, read_header
 if TYPE_CHECKING:
     from ..runtime.model import Model
 
-__all__ = ["choose", "is_mtp_only", "kind_of_file", "kind_of_header", "mtp_reason", "require_kind", "usable"]
+__all__ = [
+    "choose",
+    "for_auto",
+    "is_mtp_only",
+    "kind_of_file",
+    "kind_of_header",
+    "mtp_reason",
+    "require_kind",
+    "usable",
+]
 
 #: Drafter of a file by its architecture, where that says it all.
 _BY_ARCHITECTURE = {"eagle3": "draft-eagle3", "gemma4-assistant": "draft-mtp"}
-_WITHOUT_DRAFT = "ngram-simple"
+_WITHOUT_DRAFT = "suffix"
 
 
 def kind_of_header(header: GgufHeader) -> str:
@@ -66,10 +75,9 @@ def require_kind(name: str, draft: Model) -> None:
 
 
 def choose(target: Model, draft: Model | None) -> str:
-    """The drafter to use with loaded models.
+    """The drafter for a draft that is loaded: the one that its file is made for.
 
-    With a draft: the one that its file is made for. Without: ``draft-mtp`` if the target was loaded with its
-    multi-token-prediction blocks, else ``ngram-simple``.
+    Without a draft: ``draft-mtp`` if the target was loaded with its multi-token-prediction blocks, else ``suffix``.
 
     Raises:
         ModelLoadError: the draft's file has gone.
@@ -77,6 +85,15 @@ def choose(target: Model, draft: Model | None) -> str:
     if draft is not None:
         return kind_of_file(draft.path)
     return "draft-mtp" if target.params.load_mtp and mtp_reason(target) is None else _WITHOUT_DRAFT
+
+
+def for_auto(target: Model, draft: Model | None) -> tuple[str, ...]:
+    """The drafters that ``speculation="auto"`` has to choose from: one that costs nothing, and :func:`choose`'s.
+
+    Raises:
+        ModelLoadError: the draft's file has gone.
+    """
+    return tuple(dict.fromkeys((_WITHOUT_DRAFT, choose(target, draft))))
 
 
 def usable(target: Model) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..runtime.batch import Batch
 from ..types import F32Array, Requirements
 from .base import Plan, log_setup
-from .carry import CarryDrafter
+from .carry import N_STASH, CarryDrafter
 from .choose import require_kind
 from .compat import HIDDEN_ROW_ARCHITECTURES, LAYER_INPUT_ARCHITECTURES, check_token_texts
 from .gguf import read_header
@@ -41,10 +41,12 @@ class DraftEagle3(CarryDrafter):
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         if draft is None:
             raise ConfigError(f"{self.name} needs a draft model")
-        super().__init__(target, draft, params, n_seq, draft.n_embd)
         self._layers: tuple[int, ...] = cast(Any, draft).model.target_layer_ids
-        self._features: F32Array = np.zeros((draft.n_ubatch, len(self._layers) * target.n_embd), np.float32)
-        self._g: F32Array = np.zeros((target.n_batch, draft.n_embd), np.float32)
+        raw_width = len(self._layers) * target.n_embd
+        super().__init__(target, draft, params, n_seq, draft.n_embd, raw_width=raw_width)
+        self._raw: F32Array = np.zeros((min(target.n_batch, target.n_ubatch), raw_width), np.float32)
+        self._features: F32Array = np.zeros((draft.n_ubatch, raw_width), np.float32)
+        self._g: F32Array = np.zeros((max(target.n_batch, n_seq * N_STASH), draft.n_embd), np.float32)
         self._sample_on_device()
         log_setup(self, draft, f"layers={list(self._layers)}, sampling={'device' if self._on_device else 'cpu'}")
 
@@ -76,15 +78,37 @@ class DraftEagle3(CarryDrafter):
         )
 
     def _hidden(self, batch: Batch) -> F32Array:
-        """The encoder's rows, in chunks that fit its micro-batch."""
-        target, draft, n = self.target, self._draft, batch.n
-        sources = [target.layer_input(layer, n) for layer in self._layers]
-        for a in range(0, n, draft.n_ubatch):
-            m = min(draft.n_ubatch, n - a)
-            _core.interleave_rows(self._features, [s[a : a + m] for s in sources], m)
-            draft.encode(self._features, m)
-            self._g[a : a + m] = draft.nextn(m)
-        return self._g[:n]
+        """The layers' rows side by side."""
+        target, n = self.target, batch.n
+        if n > len(self._raw):
+            self._raw = np.zeros((n, self._raw.shape[1]), np.float32)
+        _core.interleave_rows(self._raw[:n], [target.layer_input(layer, n) for layer in self._layers], n)
+        return self._raw[:n]
+
+    def _fuse(self, parts: list[F32Array]) -> list[F32Array]:
+        """The encoder's rows, of all parts together, in chunks that fit its micro-batch."""
+        n_all = sum(len(part) for part in parts)
+        if n_all > len(self._g):
+            self._g = np.zeros((n_all, self._g.shape[1]), np.float32)
+        out, waiting, at = [], 0, 0
+        for part in parts:
+            done = 0
+            while done < len(part):
+                m = min(len(part) - done, len(self._features) - waiting)
+                self._features[waiting : waiting + m] = part[done : done + m]
+                waiting, done = waiting + m, done + m
+                if waiting == len(self._features):
+                    at, waiting = self._encode(at, waiting), 0
+            out.append(len(part))
+        if waiting:
+            self._encode(at, waiting)
+        ends = np.cumsum(out).tolist()
+        return [self._g[end - n : end] for end, n in zip(ends, out, strict=True)]
+
+    def _encode(self, at: int, n: int) -> int:
+        self._draft.encode(self._features, n)
+        self._g[at : at + n] = self._draft.nextn(n)
+        return at + n
 
 
 def check_layers(target: Model, draft: Model, *, final_row: bool) -> None:

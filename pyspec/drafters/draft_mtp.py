@@ -76,6 +76,8 @@ class DraftMtp(CarryDrafter):
             single_outputs=model.architecture in _ROWWISE and not chain,
         )
         self._chain = chain
+        # a chain repeats the text's end with every draft; an assistant has nothing to catch up with
+        self._patient = not chain and not self._shared
         self._cells_move = False
         if chain:
             if params.n_max > model.n_layer_nextn:

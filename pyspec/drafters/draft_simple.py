@@ -216,6 +216,6 @@ class DraftSimple(Drafter):
             else:
                 work.request.draft.append(token)
                 work.request.probs.append(prob)
-            if len(work.request.draft) < work.n:
+            if self.goes_on(work.request, work.n):
                 going.append(work)
         return going

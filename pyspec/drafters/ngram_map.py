@@ -32,6 +32,7 @@ class NgramMapK(Drafter):
     """
 
     name: ClassVar[str] = "ngram-map-k"
+    cheap: ClassVar[bool] = True
     key_only: ClassVar[bool] = True
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
@@ -82,4 +83,5 @@ class NgramMapK4v(NgramMapK):
     """
 
     name: ClassVar[str] = "ngram-map-k4v"
+    cheap: ClassVar[bool] = True
     key_only: ClassVar[bool] = False

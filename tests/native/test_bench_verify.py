@@ -275,3 +275,18 @@ def test_noise_of_the_same_shape_is_nothing(tiny: Any) -> None:
         assert measure_noise(model, (params, 4), (params, 4), text, 9) == 0.0
         q4 = params.override(cache_type_k="q4_0")
         assert measure_noise(model, (params, 1), (q4, 1), text, 8) > 1e-3
+
+
+def test_bench_oracle(tiny: Any, prompts: str, tmp_path: Path) -> None:
+    """Nothing beats hindsight: the share of a setting is below one, but for the noise of times on a busy machine."""
+    out = tmp_path / "out.json"
+    args = [str(tiny("target-llama")), "--draft", str(tiny("eagle3")), "--spec-type", "auto,suffix", "--oracle"]
+    assert cli.main(["bench", *args, "--prompts", prompts, "-n", "32", "-t", "1", "--json", str(out)]) == 0
+    report = json.loads(out.read_text(encoding="utf-8"))
+    rows = {x["label"]: x for x in report["oracle"]}
+    assert set(rows) == {"auto", "suffix"}
+    assert rows["auto"]["drafters"] == ["suffix", "draft-eagle3"]
+    for row in rows.values():
+        assert 0 < row["share"] < 3
+        assert set(row["by_prompt"]) == {p.name for p in PROMPTS}
+        assert row["oracle_tg"] > 0

@@ -76,6 +76,7 @@ class FakeLLM:
     options: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
+    stats: ClassVar[SpecStats] = SpecStats()
     made: ClassVar[list[FakeLLM]]
     endless: ClassVar[bool] = False
     fails: ClassVar[Exception | None] = None

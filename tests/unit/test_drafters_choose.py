@@ -70,12 +70,12 @@ def test_a_model_with_heads_may_serve_as_mtp_draft(tiny: Any) -> None:
 def test_choice_without_a_draft() -> None:
     loaded = ModelParams(load_mtp=True)
     for model, name in [
-        (Model(), "ngram-simple"),
-        (Model(architecture="qwen35", n_layer_nextn=1), "ngram-simple"),  # the blocks are not in memory
+        (Model(), "suffix"),
+        (Model(architecture="qwen35", n_layer_nextn=1), "suffix"),  # the blocks are not in memory
         (Model(architecture="qwen35", n_layer_nextn=1, params=loaded), "draft-mtp"),
-        (Model(architecture="qwen35", params=loaded), "ngram-simple"),
+        (Model(architecture="qwen35", params=loaded), "suffix"),
         (Model(architecture="step35", n_layer_nextn=3, params=loaded), "draft-mtp"),
-        (Model(architecture="gemma4", params=loaded), "ngram-simple"),
+        (Model(architecture="gemma4", params=loaded), "suffix"),
     ]:
         target: Any = model
         assert choose(target, None) == name

@@ -8,7 +8,7 @@ head proposes what the target will say: everything is accepted, or something is 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ from fake_heads import RULE, WIDTH, BlockHead, PairHead, Target
 from fakes import FakeDrafter
 
 from pyspec.config import SamplingParams, SpeculationParams
+from pyspec.control import Controller
 from pyspec.drafters.base import Drafter, DraftSampler
+from pyspec.drafters.carry import N_STASH
+from pyspec.drafters.chain import DrafterChain
 from pyspec.drafters.draft_dflash import DraftDflash
 from pyspec.drafters.draft_dspark import DraftDspark
 from pyspec.drafters.draft_eagle3 import DraftEagle3
@@ -84,9 +87,11 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(drafters: list[Drafter], target: Target, prompts: list[list[int]], n: int = 40) -> Engine:
+def run(
+    drafters: list[Drafter], target: Target, prompts: list[list[int]], n: int = 40, control: Controller | None = None
+) -> Engine:
     """Generate, and check the output and everything the fakes have seen."""
-    engine = Engine(target, drafters)
+    engine = Engine(target, drafters, control=control)
     seqs = [engine.submit(p, SamplingParams(max_tokens=n + i)) for i, p in enumerate(prompts)]
     while engine.step():
         pass
@@ -291,12 +296,60 @@ def test_more_of_a_prompt_after_a_draft(name: str) -> None:
     assert not head.violations
 
 
+class Seldom:
+    """A controller that lets the first drafter rest, and asks it every so many steps, for some of the sequences."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.n = 0
+        self.n_full = self.n_asked = 0
+
+    def begin(self, seq: int) -> None:
+        pass
+
+    def draft(self, chain: DrafterChain, requests: Sequence[DraftRequest], n_seq: int) -> dict[int, Drafter]:
+        self.n += 1
+        asked = [r for r in requests if (self.n + 3 * r.seq) % self.every == 0]
+        if asked:
+            chain.ask(chain.drafters[0], asked)
+        self.n_asked += sum(min(r.n_max, 3) for r in asked)
+        return {r.seq: chain.drafters[0] for r in asked if r.draft}
+
+    def accept(self, seq: int, n_draft: int, n_accepted: int, emitted: Sequence[int]) -> None:
+        self.n_full += n_accepted
+
+    def passed(self, n_rows: int, ns: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("every", [2, 7, 50, 150])
+@pytest.mark.parametrize("n_seq", [1, 3])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_drafter_that_rested_misses_nothing(name: str, n_seq: int, every: int) -> None:
+    """Nobody asks it for longer than rows can wait, and then all it proposes is right."""
+    drafter, head, target = MAKERS[name](n_seq, agree=AGREE["perfect"])
+    control = Seldom(every)
+    run([drafter], target, [PROMPT, [*range(20, 60)], [20, 21]], 330, control)
+    assert control.n_full == control.n_asked > 0
+    assert not head.violations
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+def test_a_drafter_that_rests_evaluates_in_large_passes(name: str) -> None:
+    drafter, head, target = MAKERS[name](1, agree=AGREE["perfect"])
+    n = head.n_decode
+    run([drafter], target, [PROMPT], 640, Seldom(10**6))
+    assert head.n_decode - n <= 640 // (N_STASH - 1) * -(-N_STASH // head.n_batch) + 2
+
+
 def test_memory_of_deferred_rows_does_not_grow_with_the_text() -> None:
     for make in (eagle3, mtp):
         drafter, _, target = make(2, rowwise=True) if make is mtp else make(2)
         run([drafter], target, [[*range(20, 90)] * 8, PROMPT], n=200)
         stash: Any = drafter
-        assert stash._stash.shape == (2, 4, WIDTH)
+        n_seq, n_rows, width = stash._stash.shape
+        assert (n_seq, width) == (2, (3 if make is eagle3 else 1) * WIDTH)
+        assert n_rows <= N_STASH
 
 
 @pytest.mark.parametrize("name", MAKERS)

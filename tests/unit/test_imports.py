@@ -38,8 +38,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "runtime": LEVEL0 | {"_core", "_reference", "backends"},
     # level 3: drafters meet models only through runtime's Evaluator
     "drafters": LEVEL0 | {"_core", "_lookup", "_ngram", "_sample", "_suffix", "sampling", "runtime"},
-    # level 4
-    "engine": LEVEL0 | {"_core", "sampling", "runtime", "drafters"},
+    # level 4: control decides who drafts, the engine asks it
+    "control": LEVEL0 | {"drafters", "runtime"},
+    "engine": LEVEL0 | {"_core", "sampling", "runtime", "drafters", "control"},
     # level 5
     "llm": ANYTHING,
     "lora": ANYTHING,
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "prompts": LEVEL0,
     "bench": ANYTHING,
     "measure": ANYTHING,
+    "oracle": ANYTHING,
     "verify": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,

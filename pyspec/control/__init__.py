@@ -1,0 +1,7 @@
+"""Who decides, from measured time, how much is drafted, and on how many threads."""
+
+from .auto import AutoController
+from .base import Controller
+from .threads import ThreadGovernor
+
+__all__ = ["AutoController", "Controller", "ThreadGovernor"]
