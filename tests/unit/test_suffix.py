@@ -27,7 +27,7 @@ OPTIONS = st.fixed_dictionaries(
 
 #: (weights, rate) of a confidence, or None.
 LEARNING = st.sampled_from(
-    [None, ((0.0, 0.8, 0.5, 0.0), 0.1), ((-1.0, 1.0, 1.0, 0.5), 0.0), ((3.0, 2.0, 1.0, 0.0), 1.0)]
+    [None, ((0.0, 0.8, 0.5, 0.0), 0.1), ((-1.0, 1.0, 1.0, 0.5), 0.0), ((3.0, 2.0, 1.0, 0.0), 0.03)]
 )
 
 
