@@ -84,13 +84,13 @@ def lookup_options(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: kwargs.pop(name, None) for name in _LOOKUP}
         command(*args, lookup={name: value for name, value in given.items() if value is not None}, **kwargs)
 
-    signature = inspect.signature(command)
+    # evaluated: typer looks into annotations for its options, and does not evaluate those of a given signature
+    signature = inspect.signature(command, eval_str=True)
     added = {name: make(name) for name, make in _LOOKUP.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [p for p in signature.parameters.values() if p.name != "lookup"]
     parameters += [inspect.Parameter(name, keyword, default=None, annotation=a) for name, a in added.items()]
-    own = {name: a for name, a in command.__annotations__.items() if name != "lookup"}
-    with_options.__annotations__ = {**own, **added}
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return with_options
 
