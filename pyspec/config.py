@@ -474,10 +474,10 @@ class SpeculationParams(_Options):
     lookup_cache_static: str | os.PathLike[str] | None = None
     lookup_cache_dynamic: str | os.PathLike[str] | None = None
     suffix_n_max: int = 32
-    suffix_min_match: int = 1
+    suffix_min_match: int = 2
     suffix_factor: float = 4.0
     suffix_offset: float = 0.0
-    suffix_p_min: float = 0.5
+    suffix_p_min: float = 0.52
     suffix_rate: float = 0.03
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
