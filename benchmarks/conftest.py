@@ -101,9 +101,10 @@ def _rest() -> np.ndarray:
     return np.zeros(16 << 20, np.uint32)
 
 
-def evict() -> None:
-    """Fill the processor's caches with something else, as a pass of a model does between two drafts."""
-    _rest().sum()
+@pytest.fixture
+def evict() -> Callable[[], None]:
+    """Fills the processor's caches with something else, as a pass of a model does between two drafts."""
+    return lambda: _rest().sum()
 
 
 Compare = Callable[[Call, Call, str], float | None]

@@ -14,11 +14,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import evict
 
 from pyspec import _lookup, _ngram
 
@@ -92,13 +92,16 @@ def make(method: str, tokens: list[int]) -> Any:
     return PoolCalls(tokens) if method == "ngram-mod" else MapCalls(tokens, method == "ngram-map-k")
 
 
-def steps(calls: Any, *, cold: bool) -> tuple[list[float], int]:
-    """Microseconds of each draft while the text grows to its end, and how many drafts found something."""
+def steps(calls: Any, before: Callable[[], None] | None = None) -> tuple[list[float], int]:
+    """Microseconds of each draft while the text grows to its end, and how many drafts found something.
+
+    before: called before each.
+    """
     times, n_found = [], 0
     for i in range(0, len(calls.rest), calls.step):
         calls.text += calls.rest[i : i + calls.step]
-        if cold:
-            evict()
+        if before is not None:
+            before()
         start = time.perf_counter_ns()
         draft = calls.draft()
         times.append((time.perf_counter_ns() - start) / 1000)
@@ -109,14 +112,14 @@ def steps(calls: Any, *, cold: bool) -> tuple[list[float], int]:
 @pytest.mark.benchmark(group="draft")
 @pytest.mark.parametrize("kind", ["phrases", "noise"])
 @pytest.mark.parametrize("method", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"])
-def test_draft_is_flat(benchmark: Any, method: str, kind: str) -> None:
+def test_draft_is_flat(benchmark: Any, evict: Callable[[], None], method: str, kind: str) -> None:
     """The time of a draft with what became new since the last one, at four lengths of the text."""
     cold: dict[int, float] = {}
     warm: dict[int, float] = {}
     for n in SIZES if not benchmark.disabled else SIZES[:1]:
         # the best run of three: the machine may be busy with other things
-        for medians, is_cold in ((cold, not benchmark.disabled), (warm, False)):
-            runs = [steps(make(method, history(n, kind)), cold=is_cold) for _ in range(1 if benchmark.disabled else 3)]
+        for medians, before in ((cold, None if benchmark.disabled else evict), (warm, None)):
+            runs = [steps(make(method, history(n, kind)), before) for _ in range(1 if benchmark.disabled else 3)]
             medians[n] = min(statistics.median(times) for times, _ in runs)
             assert (runs[0][1] > 0) == (kind == "phrases")
     calls = make(method, history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind))
