@@ -25,7 +25,8 @@ NEXT = [C, A, B, C, A, B, C, A]
 
 
 def drafts(method: str, text: list[int], n_calls: int = 1, **options: Any) -> list[list[int]]:
-    """What is proposed after ``text``, call by call, with everything accepted."""
+    """What is proposed after ``text``, and again each time it has gone on with c a b; everything is accepted."""
+    text = list(text)
     d = registry.get(method)(FakeEvaluator(Rule()), None, SpeculationParams(**options), 1)
     d.run_begin(0, text)
     found = []
@@ -34,6 +35,7 @@ def drafts(method: str, text: list[int], n_calls: int = 1, **options: Any) -> li
         d.run_draft([request])
         found.append(request.draft)
         d.run_accept(0, len(request.draft), not request.draft, len(request.draft))
+        text += [C, A, B]
     return found
 
 
@@ -86,9 +88,9 @@ def test_b16_ngram_cache_has_no_sizes() -> None:
 @pytest.mark.parametrize(
     ("method", "min_hits", "short", "long"),
     [
-        # b is found at 4 and 1 in the short text; in the long one ten times
+        # b is found at 4 and 1 in the short text, and once more at each call; in the long one ten times
         ("ngram-simple", 1, [[C]] * 3, [[C]] * 3),
-        ("ngram-simple", 3, [[]] * 3, [[C]] * 3),
+        ("ngram-simple", 3, [[], [C], [C]], [[C]] * 3),
         # counts how often the n-gram was asked for, this time included
         ("ngram-map-k4v", 1, [[C]] * 3, [[C]] * 3),
         ("ngram-map-k4v", 3, [[], [], [C]], [[], [], [C]]),
