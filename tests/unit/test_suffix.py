@@ -93,7 +93,8 @@ def test_confidence_learns() -> None:
     for _ in range(20):
         index.extend([rng.randrange(100, 200) for _ in range(30)] + phrase, 0, learned)
     assert learned.chance(20, 1, 1) > 0.9
-    assert learned.chance(1, 1, 1) < 0.4
+    assert learned.chance(20, 1, 1) - learned.chance(1, 1, 1) > 0.3
+    assert learned.chance(1, 1, 4) < 0.1
     fixed = _suffix.Confidence((0.5, 1.0, 1.0, 1.0), 0.0)
     index.extend(phrase, 0, fixed)
     assert fixed.weights == (0.5, 1.0, 1.0, 1.0)
