@@ -9,163 +9,24 @@ import os
 import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from pyspec.config import SamplingParams, SpeculationParams
+from pyspec.config import SamplingParams
 from pyspec.errors import ModelLoadError, NativeError
-from pyspec.stats import DrafterStats, PhaseTimes, SpecStats
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from fake_cli import TEXT, FakeLLM, run
+
 from pyspec import __main__ as entry
 from pyspec import cli
 from pyspec.cli import report, terminal
-
-
-@dataclass
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-@dataclass
-class Result:
-    text: str
-    tokens: list[int]
-    drafted: list[bool]
-    finish_reason: str
-    usage: Usage
-    stats: SpecStats
-    prompt_tokens: list[int]
-
-
-@dataclass
-class Piece:
-    text: str
-    tokens: list[int]
-    drafted: list[bool]
-    finish_reason: str | None = None
-    result: Result | None = None
-
-
-class FakeVocab:
-    """Token i is the i-th word of WORDS."""
-
-    WORDS = ("The", " sun", " shines", " \x1b[2J", " end")
-
-    def token_bytes(self, token: int, special: bool = False) -> bytes:
-        return self.WORDS[token].encode()
-
-
-@dataclass
-class FakeLLM:
-    """Says WORDS, three tokens in the first step, of which two were drafted."""
-
-    path: str
-    draft: Any = None
-    options: dict[str, Any] = field(default_factory=dict)
-    closed: bool = False
-
-    made: ClassVar[list[FakeLLM]]
-    endless: ClassVar[bool] = False
-    fails: ClassVar[Exception | None] = None
-
-    def __enter__(self) -> FakeLLM:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closed = True
-
-    @property
-    def model(self) -> Any:
-        return SimpleNamespace(vocab=FakeVocab(), path=Path(self.path))
-
-    @property
-    def draft_model(self) -> Any:
-        return SimpleNamespace(path=Path(self.draft)) if self.draft else None
-
-    @property
-    def speculation(self) -> tuple[str, ...]:
-        given = self.options["speculation"]
-        return tuple(given) if isinstance(given, list) else () if given == "off" else ("draft-simple",)
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-    def chat(
-        self, messages: list[dict[str, str]], params: SamplingParams, stream: bool, prediction: str | None = None
-    ) -> Iterator[Piece]:
-        assert stream
-        self.messages, self.prediction = messages, prediction
-        return self._answer(params)
-
-    def stream(self, prompt: str, params: SamplingParams, prediction: str | None = None) -> Iterator[Piece]:
-        self.prompt, self.prediction = prompt, prediction
-        return self._answer(params)
-
-    def _answer(self, params: SamplingParams) -> Iterator[Piece]:
-        self.params = params
-        if self.fails is not None:
-            raise self.fails
-        if self.endless:
-            while not self.cancelled.is_set():
-                yield Piece("The", [0], [False])
-                time.sleep(0.01)
-            yield Piece("", [], [], "cancelled", self._result("cancelled"))
-            return
-        words = FakeVocab.WORDS
-        yield Piece("".join(words[:3]), [0, 1, 2], [True, True, False])
-        yield Piece("".join(words[3:]), [3, 4], [False, True], "stop", self._result("stop"))
-
-    def _result(self, reason: str) -> Result:
-        stats = SpecStats(n_prompt=7, n_output=5, times=PhaseTimes(prefill_us=1000, decode_us=1_000_000))
-        if self.speculation:
-            stats.count(3, 2)
-            stats.count(1, 1)
-            stats.drafters = [DrafterStats(self.speculation[-1])]
-            stats.drafters[0].count(3, 2)
-            stats.drafters[0].count(1, 1)
-        flags = [True, True, False, False, True]
-        return Result("".join(FakeVocab.WORDS), [0, 1, 2, 3, 4], flags, reason, Usage(8, 5, 13), stats, [9] * 8)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    """Puts a FakeLLM in the place of pyspec.llm.LLM; ``fake.made`` has the objects."""
-
-    class LLM(FakeLLM):
-        made: ClassVar[list[FakeLLM]] = []
-
-        def __init__(self, model: str, draft: str | None = None, *, progress: Callable[[float], None], **options: Any):
-            super().__init__(model, draft, options)
-            if "absent" in model:
-                raise ModelLoadError(f"there is no file {model!r}")
-            self.cancelled = threading.Event()
-            progress(0.5)
-            progress(1.0)
-            self.made.append(self)
-
-    module = SimpleNamespace(LLM=LLM)
-    monkeypatch.setitem(sys.modules, "pyspec.llm", module)
-    monkeypatch.setattr(sys.modules["pyspec"], "llm", module, raising=False)
-    return LLM
-
-
-TEXT = "".join(FakeVocab.WORDS)
-
-
-def run(*args: str) -> int:
-    return cli.main(args)
-
 
 # ---- what comes out -----------------------------------------------------------------------
 
@@ -360,93 +221,6 @@ def test_bad_sampling_options(
 ) -> None:
     assert run("generate", "m.gguf", "-q", "-p", "x", *flags) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-LOOKUP = {
-    "size_n": 3,
-    "size_m": 11,
-    "min_hits": 2,
-    "n_match": 8,
-    "mod_n_max": 16,
-    "mod_n_min": 0,
-    "lookup_cache_static": "static.bin",
-    "lookup_cache_dynamic": "dynamic.bin",
-    "suffix_n_max": 9,
-    "suffix_min_match": 2,
-    "suffix_factor": 1.5,
-    "suffix_offset": 2.0,
-    "suffix_p_min": 0.25,
-    "suffix_rate": 0.0,
-    "suffix_corpus_max": 5000,
-    "suffix_corpus": "corpus.bin",
-    "prediction_n_max": 8,
-}
-
-
-def test_options_of_methods_without_a_model(fake: type[FakeLLM]) -> None:
-    args = [text for name, value in LOOKUP.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    assert run("generate", "m.gguf", "-q", "-p", "x", "--spec-type", "suffix", *args) == 0
-    given = fake.made[0].options
-    assert {name: given[name] for name in LOOKUP} == LOOKUP
-    assert SpeculationParams(**LOOKUP)
-
-
-def test_every_option_of_these_methods_has_a_flag() -> None:
-    prefixes = ("size_", "min_hits", "n_match", "mod_", "lookup_", "suffix_", "prediction_")
-    assert {name for name in SpeculationParams.names() if name.startswith(prefixes)} == set(LOOKUP)
-
-
-@pytest.mark.parametrize("command", ["generate", "bench", "verify"])
-def test_help_lists_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command, "--help") == 0
-    shown = capsys.readouterr().out
-    for name in LOOKUP:
-        assert f"--{name.replace('_', '-')} " in shown
-    assert "--lookup " not in shown
-
-
-def test_bench_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stop(Exception):
-        pass
-
-    given: dict[str, Any] = {}
-
-    def bench(*args: Any, options: dict[str, Any], **_: Any) -> None:
-        given.update(options)
-        raise Stop
-
-    monkeypatch.setenv("PYSPEC_TRACEBACK", "1")
-    monkeypatch.setattr("pyspec.bench.Bench", bench)
-    with pytest.raises(Stop):
-        run(
-            "bench",
-            "m.gguf",
-            "--spec-type",
-            "suffix",
-            "--suffix-corpus",
-            "c",
-            "--size-n",
-            "3",
-            "--synth-rates",
-            "0.9,0.5",
-        )
-    assert (given["suffix_corpus"], given["size_n"], given["synth_rates"]) == ("c", 3, (0.9, 0.5))
-    assert "size_m" not in given
-
-
-def test_prediction(fake: type[FakeLLM], tmp_path: Path) -> None:
-    file = tmp_path / "old.py"
-    file.write_text("a = 1\n", encoding="utf-8")
-    for args in (["-p", "x"], ["-p", "x", "--chat"]):
-        assert run("generate", "m.gguf", "-q", "--prediction", str(file), *args) == 0
-        assert fake.made[-1].prediction == "a = 1"
-
-
-def test_a_chain_is_shown_by_drafter(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("generate", "m.gguf", "--spec-type", "ngram-mod,draft-eagle3", "-p", "x") == 0
-    shown = capsys.readouterr().err
-    assert re.search(r"ngram-mod +0 tokens +accepted, of 0 drafted", shown)
-    assert re.search(r"draft-eagle3 +3 tokens +accepted, of 4 drafted", shown)
 
 
 def test_what_is_not_given_is_left_to_the_library(fake: type[FakeLLM]) -> None:
