@@ -208,7 +208,7 @@ def _print_stats(llm: LLM, result: GenerationResult) -> None:
         ("end", result.finish_reason, _FINISH[result.finish_reason]),
     ]
     # a prediction has a drafter of its own
-    names = list(dict.fromkeys([*(d.name for d in stats.drafters), *llm.speculation]))
+    names = [*(d.name for d in stats.drafters if d.name not in llm.speculation), *llm.speculation]
     if not names:
         rows.append(("drafted", "nothing", "speculation is off"))
     else:
@@ -222,7 +222,7 @@ def _print_stats(llm: LLM, result: GenerationResult) -> None:
             for name in names:
                 d = used.get(name, DrafterStats(name))
                 rows.append(
-                    (name, f"{d.n_acc_tokens} tokens", f"of {d.n_gen_tokens} in {d.n_gen_drafts} drafts accepted")
+                    (name, f"{d.n_acc_tokens} tokens", f"accepted, of {d.n_gen_tokens} in {d.n_gen_drafts} drafts")
                 )
         if stats.mean_accepted_length is not None:
             rows.append(("a pass", f"{stats.mean_accepted_length:.2f} tokens", f"{stats.n_pass} passes of the target"))

@@ -98,5 +98,5 @@ def test_prediction(fake: type[FakeLLM], tmp_path: Path) -> None:
 def test_a_chain_is_shown_by_drafter(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", "m.gguf", "--spec-type", "ngram-mod,draft-eagle3", "-p", "x") == 0
     shown = capsys.readouterr().err
-    assert re.search(r"ngram-mod +0 tokens +accepted, of 0 drafted", shown)
-    assert re.search(r"draft-eagle3 +3 tokens +accepted, of 4 drafted", shown)
+    assert re.search(r"ngram-mod +0 tokens +accepted, of 0 in 0 drafts", shown)
+    assert re.search(r"draft-eagle3 +3 tokens +accepted, of 4 in 2 drafts", shown)
