@@ -96,6 +96,17 @@ def speed_ratio(ours: Call, baseline: Call, *, repeats: int = 41, seconds: float
     }
 
 
+@lru_cache(maxsize=1)
+def _rest() -> np.ndarray:
+    return np.zeros(16 << 20, np.uint32)
+
+
+@pytest.fixture
+def evict() -> Callable[[], None]:
+    """Fills the processor's caches with something else, as a pass of a model does between two drafts."""
+    return lambda: _rest().sum()
+
+
 Compare = Callable[[Call, Call, str], float | None]
 
 

@@ -163,7 +163,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "logsumexp_rows": lambda: _core.logsumexp_rows(SMALL_LOGITS, OUT64),
     "sample_row": lambda: _core.sample_row(SMALL_LOGITS[0], 0.8, 8, 0.95, 0.05, 0.5, I32[0], CARRY32),
     "philox_uniform": lambda: _core.philox_uniform(1, 2, 3),
-    "ngram_find_last": lambda: _core.ngram_find_last(I32[0], 64, 12),
 }
 CARRY32 = np.zeros(32, np.float32)
 

@@ -3,8 +3,10 @@
     pytest benchmarks/test_ngram.py --benchmark-enable
 
 Limits: a draft takes at most 10 us with 128k tokens of history, and at most twice as long as with 1k; a new token costs
-at most 0.5 us. Drafts of less than a microsecond may differ by half of one: that is the processor's caches, not the
-search. Tokens are counted in processor time, because a prompt takes long enough to be interrupted on a busy machine.
+at most 0.5 us. Drafts are timed with cold caches: between two of them a pass of the model goes through 64 MB and more
+of weights, so that nothing of an index is left in the caches, whether it is small or large. (With nothing in between,
+what belongs to a short text stays in the fastest cache, and what differs is that.) Tokens are counted in processor
+time, because a prompt takes long enough to be interrupted on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,16 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyspec import _core, _lookup, _ngram
-
-Compare = Callable[[Callable[[], object], Callable[[], object], str], "float | None"]
+from pyspec import _lookup, _ngram
 
 SIZES = (1_024, 8_192, 32_768, 131_072)
 #: Most microseconds: of a draft, and of a token that is new.
 DRAFT_US, TOKEN_US = 10.0, 0.5
 #: A draft in a long text against one in a short text.
 FLAT = 2.0
-N_DRAFTS = 200
+N_DRAFTS = 100
 
 
 def history(n: int, kind: str) -> list[int]:
@@ -92,11 +92,16 @@ def make(method: str, tokens: list[int]) -> Any:
     return PoolCalls(tokens) if method == "ngram-mod" else MapCalls(tokens, method == "ngram-map-k")
 
 
-def steps(calls: Any) -> tuple[list[float], int]:
-    """Microseconds of each draft while the text grows to its end, and how many drafts found something."""
+def steps(calls: Any, before: Callable[[], None] | None = None) -> tuple[list[float], int]:
+    """Microseconds of each draft while the text grows to its end, and how many drafts found something.
+
+    before: called before each.
+    """
     times, n_found = [], 0
     for i in range(0, len(calls.rest), calls.step):
         calls.text += calls.rest[i : i + calls.step]
+        if before is not None:
+            before()
         start = time.perf_counter_ns()
         draft = calls.draft()
         times.append((time.perf_counter_ns() - start) / 1000)
@@ -107,20 +112,22 @@ def steps(calls: Any) -> tuple[list[float], int]:
 @pytest.mark.benchmark(group="draft")
 @pytest.mark.parametrize("kind", ["phrases", "noise"])
 @pytest.mark.parametrize("method", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"])
-def test_draft_is_flat(benchmark: Any, method: str, kind: str) -> None:
+def test_draft_is_flat(benchmark: Any, evict: Callable[[], None], method: str, kind: str) -> None:
     """The time of a draft with what became new since the last one, at four lengths of the text."""
-    medians = {}
+    cold: dict[int, float] = {}
+    warm: dict[int, float] = {}
     for n in SIZES if not benchmark.disabled else SIZES[:1]:
-        runs = [steps(make(method, history(n, kind))) for _ in range(5 if not benchmark.disabled else 1)]
-        # the best run of five: the machine may be busy with other things
-        medians[n] = min(statistics.median(times) for times, _ in runs)
-        assert (runs[0][1] > 0) == (kind == "phrases")
+        # the best run of three: the machine may be busy with other things
+        for medians, before in ((cold, None if benchmark.disabled else evict), (warm, None)):
+            runs = [steps(make(method, history(n, kind)), before) for _ in range(1 if benchmark.disabled else 3)]
+            medians[n] = min(statistics.median(times) for times, _ in runs)
+            assert (runs[0][1] > 0) == (kind == "phrases")
     calls = make(method, history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind))
     benchmark(calls.draft)
-    benchmark.extra_info["draft_us"] = medians
+    benchmark.extra_info |= {"draft_us": cold, "draft_us_warm": warm}
     if not benchmark.disabled:
-        assert medians[SIZES[-1]] <= DRAFT_US
-        assert medians[SIZES[-1]] <= FLAT * medians[SIZES[0]] + 0.5
+        assert max(cold[SIZES[-1]], warm[SIZES[-1]]) <= DRAFT_US
+        assert cold[SIZES[-1]] <= FLAT * cold[SIZES[0]]
 
 
 @pytest.mark.benchmark(group="index")
@@ -177,15 +184,3 @@ def test_draft_of_ngram_cache_is_flat(benchmark: Any) -> None:
     benchmark.extra_info["draft_us"] = medians
     if not benchmark.disabled:
         assert medians[SIZES[-1]] <= DRAFT_US
-
-
-@pytest.mark.benchmark(group="search")
-@pytest.mark.parametrize("n", SIZES)
-def test_against_a_search(compare: Compare, n: int) -> None:
-    """A look-up in the index against a search through the text, for the same n-gram; nothing to be found."""
-    tokens = history(n, "noise")
-    array = np.array(tokens, np.int32)
-    index = _ngram.NgramIndex(12)
-    assert index.find(tokens) == _core.ngram_find_last(array, n, 12) == -1
-    ratio = compare(lambda: index.find(tokens), lambda: _core.ngram_find_last(array, n, 12), "search")
-    assert ratio is None or n < SIZES[-1] or ratio > 50

@@ -204,7 +204,8 @@ cdef class NgramIndex(_Chained):
     def find(self, list tokens not None, Py_ssize_t n_times=1):
         """Start of the most recent earlier occurrence of the last ``size_n`` tokens.
 
-        The places are those of ``_core.ngram_find_last``: two tokens follow at least, and start 0 is never found.
+        The places are llama.cpp's: two tokens follow at least, and start 0 is never found. The occurrence and the
+        tokens looked up may overlap.
 
         Args:
             tokens: the whole history, not shorter than in the call before.

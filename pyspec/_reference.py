@@ -341,19 +341,3 @@ def philox_uniform(seed: int, seq: int, pos: int) -> float:
         words += [value & 0xFFFFFFFF, value >> 32]
     r = philox4x32(words[:4], words[4:])
     return ((r[0] >> 5) * 2**26 + (r[1] >> 6)) / 2**53
-
-
-def ngram_find_last(history: _I32, n_hist: int, size_n: int) -> int:
-    """See ``_core.ngram_find_last``."""
-    _check("history", history, np.int32, 1)
-    if not 0 <= n_hist <= len(history):
-        raise ValueError(f"n_hist must be in [0, {len(history)}], got {n_hist}")
-    if size_n < 1:
-        raise ValueError(f"size_n must be >= 1, got {size_n}")
-    if n_hist - 2 <= size_n:
-        return -1
-    text = history[:n_hist]
-    windows = np.lib.stride_tricks.sliding_window_view(text, size_n)
-    starts = np.flatnonzero((windows == text[n_hist - size_n :]).all(axis=1))
-    starts = starts[(starts >= 1) & (starts <= n_hist - size_n - 2)]
-    return int(starts[-1]) if starts.size else -1

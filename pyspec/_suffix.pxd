@@ -1,6 +1,7 @@
 # cython: language_level=3
 """The automaton of ``_suffix.pyx``: states, edges, and the walks over them. No Python object, no lock."""
 
+from libc.math cimport exp, log
 from libc.stdint cimport INT32_MIN, int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
@@ -13,6 +14,11 @@ cdef enum:
     # contexts tried for a draft, and children looked at for the most frequent one
     MAX_CONTEXTS = 16
     MAX_CHILDREN = 64
+    # contexts that a confidence learns from at a token, the longest first
+    LEARN_CONTEXTS = 4
+    N_WEIGHTS = 4
+    # longer matches are no surer than these
+    MAX_LENGTH = 16
     MAX_DRAFT = 1024
     MAX_TOKENS = 1 << 28
     SEPARATOR = -1
@@ -230,45 +236,109 @@ cdef inline Py_ssize_t _push_all(Automaton *a, const int32_t *tokens, Py_ssize_t
     return n
 
 
-cdef inline int _path(const Automaton *a, int32_t s, int budget, double p_min, int32_t *out,
-                      float *probs, double *score) noexcept nogil:
+cdef struct Child:
+    int32_t token
+    int32_t to
+    int32_t count      # times that it followed
+    int32_t total      # times that anything did
+
+
+cdef inline bint _likeliest(const Automaton *a, int32_t s, Child *best) noexcept nogil:
+    """What followed state s most often, the latest of equals. False: nothing did."""
+    cdef int32_t rest, i, c
+    cdef int k = 0
+    # the occurrence at the end of the text has nothing behind it
+    best.total = a.states[s].count - (a.states[s].last == a.n)
+    if s <= 0 or best.total <= 0 or a.states[s].token == INT32_MIN:
+        return False
+    best.to = a.states[s].to
+    best.token = a.states[s].token
+    best.count = a.states[best.to].count
+    rest = best.total - best.count
+    i = a.states[s].more
+    while i >= 0 and best.count <= rest and k < MAX_CHILDREN:
+        c = a.states[a.edges[i].to].count
+        if c > best.count or (c == best.count and a.states[a.edges[i].to].last > a.states[best.to].last):
+            best.to = a.edges[i].to
+            best.token = a.edges[i].token
+            best.count = c
+        rest -= c
+        i = a.edges[i].next
+        k += 1
+    # counts stop at COUNT_DEPTH, so a child may have more than its parent
+    best.count = min(best.count, best.total)
+    return True
+
+
+cdef inline void _features(int32_t length, const Child *child, double *x) noexcept nogil:
+    x[0] = 1.0
+    x[1] = log(<double>min(length, MAX_LENGTH)) - 1.2
+    x[2] = log((child.count + 0.4) / (child.total - child.count + 0.4))
+    x[3] = log(<double>child.total)
+
+
+cdef inline double _logistic(const double *w, const double *x) noexcept nogil:
+    cdef double z = 0.0
+    cdef int i
+    for i in range(N_WEIGHTS):
+        z += w[i] * x[i]
+    return 1.0 / (1.0 + exp(-max(-12.0, min(12.0, z))))
+
+
+cdef inline double _chance(const double *w, int32_t length, const Child *child) noexcept nogil:
+    """How likely a continuation is; by its frequency alone where there are no weights."""
+    cdef double x[N_WEIGHTS]
+    if w == NULL:
+        return <double>child.count / child.total
+    _features(length, child, x)
+    return _logistic(w, x)
+
+
+cdef inline void _learn(const Automaton *a, int32_t s, int32_t length, int32_t token, double rate,
+                        double *w) noexcept nogil:
+    """One step of logistic regression for each of the contexts of a text that goes on with ``token``."""
+    cdef double x[N_WEIGHTS]
+    cdef double error
+    cdef Child child
+    cdef int _i, j
+    for _i in range(LEARN_CONTEXTS):
+        if s <= 0:
+            break
+        if _likeliest(a, s, &child) and child.token >= 0:
+            _features(length, &child, x)
+            error = (child.token == token) - _logistic(w, x)
+            for j in range(N_WEIGHTS):
+                w[j] += rate * error * x[j]
+        s = a.states[s].link
+        length = a.states[s].length if s > 0 else 0
+
+
+cdef inline int _path(const Automaton *a, int32_t s, int32_t length, int budget, double p_min, const double *w,
+                      int32_t *out, float *probs, double *score) noexcept nogil:
     """The most frequent continuation of state s, token by token, while its probability is at least p_min."""
     cdef double p = 1.0
-    cdef int n = 0, k
-    cdef int32_t total, best, best_count, best_token, rest, i, c
+    cdef int n = 0
+    cdef bint found
+    cdef Child child
     score[0] = 0.0
     while n < budget:
-        # the occurrence at the end of the text has nothing behind it; where there is no other, a shorter context has
-        total = a.states[s].count - (a.states[s].last == a.n)
-        while total <= 0 and s > 0:
+        found = _likeliest(a, s, &child)
+        # where nothing has followed, a shorter context may have more to say
+        while not found and child.total <= 0 and s > 0:
             s = a.states[s].link
-            total = a.states[s].count - (a.states[s].last == a.n)
-        if s <= 0 or a.states[s].token == INT32_MIN:
+            length = a.states[s].length
+            found = _likeliest(a, s, &child)
+        if not found or child.token < 0:
             break
-        best = a.states[s].to
-        best_token = a.states[s].token
-        best_count = a.states[best].count
-        rest = total - best_count
-        i = a.states[s].more
-        k = 0
-        while i >= 0 and best_count <= rest and k < MAX_CHILDREN:
-            c = a.states[a.edges[i].to].count
-            if c > best_count or (c == best_count and a.states[a.edges[i].to].last > a.states[best].last):
-                best = a.edges[i].to
-                best_token = a.edges[i].token
-                best_count = c
-            rest -= c
-            i = a.edges[i].next
-            k += 1
-        if best_count < total:
-            p *= <double>best_count / total
-        if p < p_min or best_token < 0:
+        p *= _chance(w, length, &child)
+        if p < p_min:
             break
-        out[n] = best_token
+        out[n] = child.token
         probs[n] = <float>p
         score[0] += p
         n += 1
-        s = best
+        s = child.to
+        length += 1
     return n
 
 
@@ -281,7 +351,8 @@ cdef struct Found:
 
 
 cdef inline void _best(const Automaton *a, int32_t state, int32_t length, int n_max, int min_match,
-                       double factor, double offset, double p_min, Found *best, Found *trial) noexcept nogil:
+                       double factor, double offset, double p_min, const double *w, Found *best,
+                       Found *trial) noexcept nogil:
     """The continuation with the highest expected length over the contexts of a state and its suffix links."""
     cdef int _i, j, budget
     cdef double limit
@@ -296,7 +367,7 @@ cdef inline void _best(const Automaton *a, int32_t state, int32_t length, int n_
         # a shorter context has a lower limit, and the limit is the highest score there can be
         if budget < 1 or best.score >= budget:
             break
-        trial.n = _path(a, state, budget, p_min, trial.tokens, trial.probs, &trial.score)
+        trial.n = _path(a, state, length, budget, p_min, w, trial.tokens, trial.probs, &trial.score)
         if trial.score > best.score:
             best.score = trial.score
             best.n = trial.n

@@ -84,6 +84,51 @@ cdef tuple _answer(Found *found):
     )
 
 
+cdef class Confidence:
+    """How likely what followed a context is to follow it again, learned from what did.
+
+    Logistic regression over the length of the context (its logarithm), the odds by frequency (theirs), and how often
+    anything followed it (its logarithm), with one step of gradient ascent for each new token and context. Belongs to
+    one thread at a time.
+
+    Args:
+        weights: to start from: of 1 and the three above.
+        rate: how fast it learns; 0: not at all.
+    """
+
+    cdef double w[N_WEIGHTS]
+    cdef readonly double rate
+
+    def __init__(self, weights not None, double rate):
+        if len(weights) != N_WEIGHTS:
+            raise ValueError(f"{N_WEIGHTS} weights are needed, got {len(weights)}")
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"rate must be in [0, 1], got {rate}")
+        cdef int i
+        for i in range(N_WEIGHTS):
+            if not -100.0 <= weights[i] <= 100.0:
+                raise ValueError(f"weights must be in [-100, 100], got {weights[i]}")
+            self.w[i] = weights[i]
+        self.rate = rate
+
+    @property
+    def weights(self):
+        """As they are now."""
+        return tuple([self.w[i] for i in range(N_WEIGHTS)])
+
+    def chance(self, int length, int count, int total):
+        """How likely a continuation is that followed a context of ``length`` tokens ``count`` times of ``total``."""
+        if not (length >= 1 and 0 <= count <= total and total >= 1):
+            raise ValueError(f"no such counts: length {length}, {count} of {total}")
+        cdef Child child
+        child.count, child.total = count, total
+        return _chance(self.w, length, &child)
+
+
+cdef inline const double *_weights(Confidence confidence) noexcept:
+    return NULL if confidence is None else confidence.w
+
+
 cdef class SuffixIndex:
     """Suffix automaton over one text, or over documents of one corpus.
 
@@ -129,12 +174,13 @@ cdef class SuffixIndex:
             with nogil:
                 PyThread_acquire_lock(self.lock, WAIT_LOCK)
 
-    def extend(self, tokens not None, Py_ssize_t begin=0):
+    def extend(self, tokens not None, Py_ssize_t begin=0, Confidence learner=None):
         """Append tokens[begin:] to the text.
 
         Args:
             tokens: IN list of int, or int32 [n] C-contiguous; ids >= 0. Copied.
             begin: first one to take.
+            learner: INOUT learns from each token whether the text so far would have told it.
 
         Raises:
             ValueError: an id or begin is out of range; nothing was added. TypeError: not integers.
@@ -147,7 +193,14 @@ cdef class SuffixIndex:
             PyThread_release_lock(self.lock)
             free(copy)
             raise ValueError(f"an index holds {MAX_TOKENS} tokens at most")
-        if n > CHUNK:
+        if learner is not None:
+            done = 0
+            while done < n:
+                self._learn(copy[done], learner)
+                if _push_all(&self.a, copy + done, 1) == 0:
+                    break
+                done += 1
+        elif n > CHUNK:
             with nogil:
                 done = _push_all(&self.a, copy, n)
         else:
@@ -156,6 +209,17 @@ cdef class SuffixIndex:
         free(copy)
         if done < n:
             raise MemoryError
+
+    cdef int32_t _end(self, int32_t *length) noexcept:
+        """State of the longest end of the text that occurs elsewhere in it."""
+        cdef int32_t state = self.a.states[self.a.tail].link
+        # an end does not reach back into the document before
+        length[0] = min(self.a.states[state].length if state > 0 else 0, self.a.n - self.a.start)
+        return _part(&self.a, state, length[0])
+
+    cdef void _learn(self, int32_t token, Confidence learner) noexcept:
+        cdef int32_t length, state = self._end(&length)
+        _learn(&self.a, state, length, token, learner.rate, learner.w)
 
     def end_document(self):
         """What is appended from now on does not continue what is there."""
@@ -176,11 +240,14 @@ cdef class SuffixIndex:
         if not ok:
             raise MemoryError
 
-    def draft(self, int n_max, int min_match=1, double factor=1.0, double offset=0.0, double p_min=0.1):
+    def draft(
+        self, int n_max, int min_match=1, double factor=1.0, double offset=0.0, double p_min=0.1,
+        Confidence confidence=None,
+    ):
         """What is likely to follow the text, by what followed earlier occurrences of its end.
 
         For each end of the text that occurs elsewhere in it, the longest first: the most frequent next token, again
-        and again, while the product of the frequencies is at least p_min, for at most ``factor * length + offset``
+        and again, while the product of their probabilities is at least p_min, for at most ``factor * length + offset``
         tokens. The one with the highest sum of these products (the number of tokens expected to be right) is given.
 
         Args:
@@ -188,6 +255,7 @@ cdef class SuffixIndex:
             min_match: length of the shortest end to look at.
             factor, offset: how the limit grows with the length of the end.
             p_min: in (0, 1].
+            confidence: gives the probabilities; without one they are the frequencies.
 
         Returns:
             tokens, their probabilities (of being right up to there), the sum of these, and the length of the end that
@@ -195,11 +263,10 @@ cdef class SuffixIndex:
         """
         _check(n_max, min_match, factor, offset, p_min)
         self._acquire()
-        cdef int32_t state = self.a.states[self.a.tail].link
-        # an end does not reach back into the document before
-        cdef int32_t length = min(self.a.states[state].length if state > 0 else 0, self.a.n - self.a.start)
-        state = _part(&self.a, state, length)
-        _best(&self.a, state, length, n_max, min_match, factor, offset, p_min, self.best, self.trial)
+        cdef int32_t length, state = self._end(&length)
+        _best(
+            &self.a, state, length, n_max, min_match, factor, offset, p_min, _weights(confidence), self.best, self.trial
+        )
         try:
             return _answer(self.best)
         finally:
@@ -260,24 +327,32 @@ cdef class SuffixMatch:
         PyThread_release_lock(self.index.lock)
         return self.length
 
-    def extend(self, tokens not None, Py_ssize_t begin=0):
+    def extend(self, tokens not None, Py_ssize_t begin=0, Confidence learner=None):
         """Go on with tokens[begin:]; args and errors as of ``SuffixIndex.extend``."""
         cdef Py_ssize_t n = 0, i
         cdef int32_t *copy = _take(tokens, begin, &n)
         self.index._acquire()
         self._settle()
         for i in range(n):
+            if learner is not None:
+                _learn(&self.index.a, self.state, self.length, copy[i], learner.rate, learner.w)
             _advance(&self.index.a, &self.state, &self.length, copy[i])
         PyThread_release_lock(self.index.lock)
         free(copy)
 
-    def draft(self, int n_max, int min_match=1, double factor=1.0, double offset=0.0, double p_min=0.1):
+    def draft(
+        self, int n_max, int min_match=1, double factor=1.0, double offset=0.0, double p_min=0.1,
+        Confidence confidence=None,
+    ):
         """As ``SuffixIndex.draft``, for the ends of the followed text."""
         _check(n_max, min_match, factor, offset, p_min)
         cdef SuffixIndex index = self.index
         index._acquire()
         self._settle()
-        _best(&index.a, self.state, self.length, n_max, min_match, factor, offset, p_min, index.best, index.trial)
+        _best(
+            &index.a, self.state, self.length, n_max, min_match, factor, offset, p_min, _weights(confidence),
+            index.best, index.trial,
+        )
         try:
             return _answer(index.best)
         finally:

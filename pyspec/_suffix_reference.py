@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-__all__ = ["SuffixIndex", "SuffixMatch", "resync"]
+__all__ = ["Confidence", "SuffixIndex", "SuffixMatch", "resync"]
 
 SEPARATOR = -1
 
 Draft = tuple[list[int], list[float], float, int]
+
+
+class Confidence:
+    """See ``_suffix.Confidence``."""
+
+    def __init__(self, weights: Sequence[float], rate: float) -> None:
+        self.weights = tuple(weights)
+        self.rate = rate
+
+    @staticmethod
+    def features(length: int, count: int, total: int) -> tuple[float, ...]:
+        return 1.0, math.log(min(length, 16)) - 1.2, math.log((count + 0.4) / (total - count + 0.4)), math.log(total)
+
+    def chance(self, length: int, count: int, total: int) -> float:
+        z = sum(w * x for w, x in zip(self.weights, self.features(length, count, total), strict=True))
+        return 1.0 / (1.0 + math.exp(-max(-12.0, min(12.0, z))))
+
+    def learn(self, length: int, count: int, total: int, right: bool) -> None:
+        step = self.rate * (right - self.chance(length, count, total))
+        x = self.features(length, count, total)
+        self.weights = tuple(w + step * v for w, v in zip(self.weights, x, strict=True))
 
 
 class SuffixIndex:
@@ -18,8 +40,43 @@ class SuffixIndex:
         self.text: list[int] = []
         self.epoch = 0
 
-    def extend(self, tokens: Sequence[int], begin: int = 0) -> None:
-        self.text.extend(tokens[begin:])
+    def extend(self, tokens: Sequence[int], begin: int = 0, learner: Confidence | None = None) -> None:
+        for token in tokens[begin:]:
+            if learner is not None:
+                text = self.document()
+                self.learn(text, self.longest(text, 2), token, learner)
+            self.text.append(token)
+
+    def document(self) -> list[int]:
+        """What came after the last separator."""
+        return self.text[len(self.text) - self.text[::-1].index(SEPARATOR) :] if SEPARATOR in self.text else self.text
+
+    def following(self, context: Sequence[int]) -> dict[int, list[int]]:
+        """Where each token followed a context."""
+        found: dict[int, list[int]] = {}
+        for end in self.ends(context):
+            if end < len(self.text):
+                found.setdefault(self.text[end], []).append(end)
+        return found
+
+    def learn(self, text: list[int], length: int, token: int, learner: Confidence) -> None:
+        """What the ends of ``text`` of that length and below tell of its next token."""
+        seen: list[int] = []
+        n_contexts = 0
+        for k in range(length, 0, -1):
+            ends = self.ends(text[len(text) - k :])
+            if ends == seen:
+                continue
+            seen = ends
+            n_contexts += 1
+            if n_contexts > 4:
+                break
+            following = self.following(text[len(text) - k :])
+            if following:
+                likeliest = max(following, key=lambda t: (len(following[t]), following[t][-1]))
+                if likeliest >= 0:
+                    total = sum(len(x) for x in following.values())
+                    learner.learn(k, len(following[likeliest]), total, likeliest == token)
 
     def end_document(self) -> None:
         self.text.append(SEPARATOR)
@@ -41,7 +98,9 @@ class SuffixIndex:
         """Length of the longest end of ``text`` that occurs at ``n_least`` places or more."""
         return next((k for k in range(len(text), 0, -1) if len(self.ends(text[len(text) - k :])) >= n_least), 0)
 
-    def path(self, context: list[int], budget: int, p_min: float) -> tuple[list[int], list[float], float]:
+    def path(
+        self, context: list[int], budget: int, p_min: float, confidence: Confidence | None
+    ) -> tuple[list[int], list[float], float]:
         """The most frequent continuation of a context, as ``_path`` of the compiled one."""
         out: list[int] = []
         probs: list[float] = []
@@ -49,17 +108,18 @@ class SuffixIndex:
         while len(out) < budget:
             following: dict[int, list[int]] = {}
             while context:
-                for end in self.ends(context):
-                    if end < len(self.text):
-                        following.setdefault(self.text[end], []).append(end)
+                following = self.following(context)
                 if following:
                     break
                 context = context[1:]
             if not following:
                 break
             token = max(following, key=lambda t: (len(following[t]), following[t][-1]))
-            p *= len(following[token]) / sum(len(x) for x in following.values())
-            if p < p_min or token < 0:
+            if token < 0:
+                break
+            count, total = len(following[token]), sum(len(x) for x in following.values())
+            p *= count / total if confidence is None else confidence.chance(len(context), count, total)
+            if p < p_min:
                 break
             out.append(token)
             probs.append(p)
@@ -68,7 +128,15 @@ class SuffixIndex:
         return out, probs, score
 
     def best(
-        self, text: list[int], length: int, n_max: int, min_match: int, factor: float, offset: float, p_min: float
+        self,
+        text: list[int],
+        length: int,
+        n_max: int,
+        min_match: int,
+        factor: float,
+        offset: float,
+        p_min: float,
+        confidence: Confidence | None,
     ) -> Draft:
         """The best continuation over the ends of ``text`` of that length and below."""
         answer: Draft = ([], [], 0.0, length)
@@ -83,16 +151,22 @@ class SuffixIndex:
             budget = int(min(n_max, factor * k + offset))
             if budget < 1 or answer[2] >= budget or n_contexts > 16:
                 break
-            tokens, probs, score = self.path(text[len(text) - k :], budget, p_min)
+            tokens, probs, score = self.path(text[len(text) - k :], budget, p_min, confidence)
             if score > answer[2]:
                 answer = tokens, probs, score, k
         return answer
 
     def draft(
-        self, n_max: int, min_match: int = 1, factor: float = 1.0, offset: float = 0.0, p_min: float = 0.1
+        self,
+        n_max: int,
+        min_match: int = 1,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        p_min: float = 0.1,
+        confidence: Confidence | None = None,
     ) -> Draft:
-        text = self.text[len(self.text) - self.text[::-1].index(SEPARATOR) :] if SEPARATOR in self.text else self.text
-        return self.best(text, self.longest(text, 2), n_max, min_match, factor, offset, p_min)
+        text = self.document()
+        return self.best(text, self.longest(text, 2), n_max, min_match, factor, offset, p_min, confidence)
 
 
 class SuffixMatch:
@@ -116,18 +190,26 @@ class SuffixMatch:
         self._settle()
         return len(self.text)
 
-    def extend(self, tokens: Sequence[int], begin: int = 0) -> None:
+    def extend(self, tokens: Sequence[int], begin: int = 0, learner: Confidence | None = None) -> None:
         self._settle()
         # the followed text forgets what the index did not know when it came by
         for token in tokens[begin:]:
+            if learner is not None:
+                self.index.learn(self.text, len(self.text), token, learner)
             self.text.append(token)
             self.text = self.text[len(self.text) - self.index.longest(self.text, 1) :]
 
     def draft(
-        self, n_max: int, min_match: int = 1, factor: float = 1.0, offset: float = 0.0, p_min: float = 0.1
+        self,
+        n_max: int,
+        min_match: int = 1,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        p_min: float = 0.1,
+        confidence: Confidence | None = None,
     ) -> Draft:
         self._settle()
-        return self.index.best(self.text, len(self.text), n_max, min_match, factor, offset, p_min)
+        return self.index.best(self.text, len(self.text), n_max, min_match, factor, offset, p_min, confidence)
 
 
 def resync(text: Sequence[int], tail: Sequence[int], at: int) -> tuple[int, int]:

@@ -130,6 +130,7 @@ class Run:
         n_prompt: tokens of the prompt. n_prefill: how many of them were evaluated before the first pass that generates.
         logprob: sum over the output of the natural logarithm of each token's probability under the target.
         first_difference: index of the first output token that is not plain decoding's; None: there is none.
+        drafters: for each drafter in use its drafts, the tokens in them, and those that were accepted.
     """
 
     setting: str
@@ -154,6 +155,7 @@ class Run:
     logprob_us: int
     logprob: float
     first_difference: int | None = None
+    drafters: dict[str, list[int]] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
 
     @property
@@ -391,6 +393,8 @@ class Bench:
             rollback_us=times.rollback_us,
             logprob_us=logprob_us,
             logprob=logprob,
+            drafters={name: [0, 0, 0] for name in llm.speculation}
+            | {d.name: [d.n_gen_drafts, d.n_gen_tokens, d.n_acc_tokens] for d in stats.drafters},
             tokens=result.tokens,
         )
 
@@ -451,9 +455,9 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     """One setting's figures over all its runs.
 
-    Sums over runs: "PN" prompt tokens, "generated", "DN" drafted, "DA" accepted, "LOGPROB". Tokens per second: "PP",
-    "TG". "speedup" compares tokens per second with the run of ``base`` that had the same prompt and repeat; ``base``
-    itself is compared with the median of its repeats.
+    Sums over runs: "PN" prompt tokens, "generated", "DN" drafted, "DA" accepted, "LOGPROB"; "drafters" has "drafts",
+    "DN" and "DA" of each drafter of a chain. Tokens per second: "PP", "TG". "speedup" compares tokens per second with
+    the run of ``base`` that had the same prompt and repeat; ``base`` itself is compared with the median of its repeats.
     """
     n_output = sum(r.n_output for r in runs)
     n_draft, n_accepted = sum(r.n_draft for r in runs), sum(r.n_accepted for r in runs)
@@ -463,6 +467,10 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     n_pass = sum(r.n_pass for r in runs)
     drafted, accepted = _add(r.drafted_per_pos for r in runs), _add(r.accepted_per_pos for r in runs)
     accepted += [0] * (len(drafted) - len(accepted))
+    drafters: dict[str, list[int]] = {}
+    for run in runs:
+        for name, counts in run.drafters.items():
+            drafters[name] = [a + b for a, b in zip(drafters.get(name, [0, 0, 0]), counts, strict=True)]
     phases = ("draft", "decode", "process", "verify", "rollback")
     times = {name: sum(getattr(r, f"{name}_us") for r in runs) for name in phases}
     times["other"] = max(0, generate_us - sum(times.values()))
@@ -478,6 +486,7 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         "acceptance_rate": n_accepted / n_draft if n_draft else None,
         "acceptance_per_pos": [a / d for a, d in zip(accepted, drafted, strict=True)],
         "drafted_per_pos": drafted,
+        "drafters": {n: {"drafts": c[0], "DN": c[1], "DA": c[2]} for n, c in drafters.items()},
         "mean_accepted_length": n_output / n_pass if n_pass else None,
         "n_pass": n_pass,
         "time_us": {"prefill": prefill_us, **times},

@@ -499,7 +499,8 @@ class SpeculationParams(_Options):
             texts, to which what was generated is added when contexts are closed.
         suffix_n_max: most tokens proposed a step by "suffix". suffix_min_match: shortest end of the text looked up.
         suffix_factor, suffix_offset: at most ``factor * length of the match + offset`` tokens are proposed.
-        suffix_p_min: stop where the product of the frequencies falls below this.
+        suffix_p_min: stop where a proposal is less likely to be right than this.
+        suffix_rate: how fast it learns from a text how likely its repeats are; 0: they count by frequency alone.
         suffix_corpus_max: tokens of past outputs to remember; 0: none. suffix_corpus: file to keep them in: read when
             contexts are made, written when they are closed.
         synth_len, synth_rates: for benchmarks only, the output is not valid: accept drafts by lot, so that a pass with
@@ -523,11 +524,12 @@ class SpeculationParams(_Options):
     mod_n_min: int = 48
     lookup_cache_static: str | os.PathLike[str] | None = None
     lookup_cache_dynamic: str | os.PathLike[str] | None = None
-    suffix_n_max: int = 48
+    suffix_n_max: int = 32
     suffix_min_match: int = 2
-    suffix_factor: float = 1.5
+    suffix_factor: float = 4.0
     suffix_offset: float = 0.0
-    suffix_p_min: float = 0.5
+    suffix_p_min: float = 0.52
+    suffix_rate: float = 0.03
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
     prediction_n_max: int = 16
@@ -563,6 +565,7 @@ class SpeculationParams(_Options):
         _check_float("suffix_factor", self.suffix_factor, 0.0, 1e6)
         _check_float("suffix_offset", self.suffix_offset, -1e6, 1e6)
         _check_float("suffix_p_min", self.suffix_p_min, 0.0, 1.0, open_low=True)
+        _check_float("suffix_rate", self.suffix_rate, 0.0, 1.0)
         _check_int("suffix_corpus_max", self.suffix_corpus_max, 0, 2**28)
         if self.suffix_corpus_max == 1:
             raise ConfigError("suffix_corpus_max must be 0 (off) or at least 2, got 1")

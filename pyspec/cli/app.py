@@ -16,7 +16,8 @@ from ..errors import ConfigError
 from . import bench as _bench
 from . import doctor as _doctor
 from . import generate as _generate
-from . import inspection, lookup, options, report, terminal
+from . import inspection, options, report, terminal
+from . import lookup as _lookup
 from . import sampling as _sampling
 from . import structured as _structured
 from . import verify as _verify
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(lookup.app)
+app.add_typer(_lookup.app)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -67,6 +68,7 @@ Verbose = Annotated[int, typer.Option("-v", "--verbose", count=True, help="Log t
 
 @app.command()
 @terminal.guard
+@options.lookup_options
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")],
     draft: Draft = None,
@@ -113,6 +115,9 @@ def generate(
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text here; may be repeated.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    prediction: Annotated[
+        str | None, typer.Option("--prediction", metavar="FILE", help="Text that the answer will mostly repeat.")
+    ] = None,
     n_max: Annotated[int | None, typer.Option("--n-max", metavar="K", help="Most tokens drafted a step.")] = None,
     n_min: Annotated[int | None, typer.Option("--n-min", metavar="K", help="Drop shorter drafts.")] = None,
     p_min: Annotated[
@@ -148,6 +153,7 @@ def generate(
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No table of counts and speeds on stderr.")] = False,
     verbose: Verbose = 0,
+    lookup: dict[str, Any] | None = None,
 ) -> None:
     """Generate text; stream it to stdout, then print counts and speeds to stderr.
 
@@ -180,6 +186,8 @@ def generate(
         "lora": options.loras(lora),
     }
     given.update({name: value for name, value in more.items() if value is not None})
+    given.update(lookup or {})
+    expected = _generate.read_prompt(None, prediction) if prediction is not None else None
     try:
         params = SamplingParams(
             max_tokens=None if max_tokens == -1 else max_tokens,
@@ -218,7 +226,9 @@ def generate(
         )
     except ConfigError as e:
         raise typer.BadParameter(str(e)) from None
-    _generate.run(model, given, text, params, chat=chat, system=system, as_json=as_json, quiet=quiet)
+    _generate.run(
+        model, given, text, params, prediction=expected, chat=chat, system=system, as_json=as_json, quiet=quiet
+    )
 
 
 def _speculation(spec_type: str) -> str | list[str]:

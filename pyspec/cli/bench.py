@@ -28,6 +28,7 @@ _N_POSITIONS = 6
 
 
 @terminal.guard
+@opt.lookup_options
 def command(
     model: opt.Model,
     draft: opt.Drafts = None,
@@ -67,6 +68,14 @@ def command(
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="OUT.png", help="Draw speed-up and acceptance; needs matplotlib.")
     ] = None,
+    synth_len: Annotated[
+        float | None,
+        typer.Option("--synth-len", metavar="L", help="Accept drafts by lot, L tokens a pass: output not valid."),
+    ] = None,
+    synth_rates: Annotated[
+        str | None, typer.Option("--synth-rates", metavar="0.8,0.5", help="The same, by position in the draft.")
+    ] = None,
+    lookup: dict[str, Any] | None = None,
 ) -> None:
     """Measure settings of speculation against plain decoding, in turns on the same prompts.
 
@@ -99,6 +108,9 @@ def command(
         swa_full=swa_full,
         p_min=p_min,
         flash_attn=flash_attn,
+        synth_len=synth_len,
+        synth_rates=opt.numbers(synth_rates, "--synth-rates") or None,
+        **(lookup or {}),
     )
     drafts = draft or []
     settings = make_settings(opt.names(spec_type), ks, _labels(drafts), exact=exact)
@@ -192,6 +204,10 @@ def _print(report: dict[str, Any]) -> None:
     model = key["model"]
     n_prompts = len(key["prompts"])
     notes = []
+    if options.get("synth_len") is not None or options.get("synth_rates"):
+        notes.append(
+            "SYNTHETIC ACCEPTANCE: drafts are accepted by lot, THE OUTPUT IS NOT VALID. Only speeds say something."
+        )
     if machine["load_average"] is not None and machine["load_average"] > 0.5 * (machine["n_cpus"] or 1):
         notes.append(
             f"The machine was busy (load {machine['load_average']:.1f} on {machine['n_cpus']} CPUs): "
@@ -235,6 +251,24 @@ def _print(report: dict[str, Any]) -> None:
             for s in settings
         ],
     )
+    if any(len(s["drafters"]) > 1 for s in settings):
+        show_table(
+            "By drafter",
+            ("setting", "drafter", "drafts", "DN", "DA", "accepted"),
+            [
+                (
+                    s["label"],
+                    name,
+                    str(d["drafts"]),
+                    str(d["DN"]),
+                    str(d["DA"]),
+                    _share(d["DA"] / d["DN"] if d["DN"] else None),
+                )
+                for s in settings
+                for name, d in s["drafters"].items()
+            ],
+            n_text=2,
+        )
     phases = list(settings[0]["time_share"])
     show_table(
         "Time while generating",

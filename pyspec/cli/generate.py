@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..runtime import TextStream
+from ..stats import DrafterStats
 from . import structured, terminal
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run(
     prompt: str,
     params: SamplingParams,
     *,
+    prediction: str | None,
     chat: bool,
     system: str | None,
     as_json: bool,
@@ -65,6 +67,7 @@ def run(
 
     Args:
         options: keyword options of :class:`pyspec.LLM`.
+        prediction: what the answer will mostly repeat.
         chat: put the prompt into the model's chat template, as the user's message.
 
     Raises:
@@ -79,7 +82,11 @@ def run(
         messages.append({"role": "user", "content": prompt})
 
         def start() -> Iterator[Piece]:
-            return llm.chat(messages, params, stream=True) if chat else llm.stream(prompt, params)
+            more: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
+            if not chat:
+                return llm.stream(prompt, params, **more)
+            pieces: Iterator[Piece] = llm.chat(messages, params, stream=True, **more)
+            return pieces
 
         show = _nothing if as_json else _writer(llm, params)
         result: GenerationResult | None = None
@@ -201,14 +208,23 @@ def _print_stats(llm: LLM, result: GenerationResult) -> None:
         ("output", f"{usage.completion_tokens} tokens", _speed(stats.tokens_per_s)),
         ("end", result.finish_reason, _FINISH[result.finish_reason]),
     ]
-    if not llm.speculation:
+    # a prediction has a drafter of its own
+    names = [*(d.name for d in stats.drafters if d.name not in llm.speculation), *llm.speculation]
+    if not names:
         rows.append(("drafted", "nothing", "speculation is off"))
     else:
-        rows.append(("drafted", f"{stats.n_draft} tokens", ", ".join(llm.speculation)))
+        rows.append(("drafted", f"{stats.n_draft} tokens", ", ".join(names)))
         if stats.acceptance_rate is not None:
             rows.append(("accepted", f"{stats.n_accepted} tokens", f"{stats.acceptance_rate:.1%}"))
             pairs = itertools.zip_longest(stats.accepted_per_pos, stats.drafted_per_pos, fillvalue=0)
             rows.append(("by position", "", " ".join(f"{a / d:.2f}" for a, d in pairs)))
+        if len(names) > 1:
+            used = {d.name: d for d in stats.drafters}
+            for name in names:
+                d = used.get(name, DrafterStats(name))
+                rows.append(
+                    (name, f"{d.n_acc_tokens} tokens", f"accepted, of {d.n_gen_tokens} in {d.n_gen_drafts} drafts")
+                )
         if stats.mean_accepted_length is not None:
             rows.append(("a pass", f"{stats.mean_accepted_length:.2f} tokens", f"{stats.n_pass} passes of the target"))
         rows += _control_rows(llm.stats.control)

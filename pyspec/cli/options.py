@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +15,7 @@ import typer
 from ..errors import ConfigError
 from . import terminal
 
-__all__ = ["check_writable", "integers", "names", "write_json"]
+__all__ = ["check_writable", "integers", "lookup_options", "names", "numbers", "write_json"]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")]
 Drafts = Annotated[
@@ -27,7 +30,7 @@ Prompts = Annotated[
     typer.Option(
         "--prompts",
         metavar="FILE|suite",
-        help="JSON array, or text with lines '---' between prompts; -: stdin; suite: ours.",
+        help="JSON array, or text with lines '---' between prompts; -: stdin; suite: ours; suite:chat,json: two of it.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not put prompts into the model's chat template.")]
@@ -46,6 +49,54 @@ Loras = Annotated[
 JsonOut = Annotated[
     str | None, typer.Option("--json", metavar="OUT", help="Write everything as JSON to a file; -: to stdout.")
 ]
+
+
+def _option(kind: Any, metavar: str, text: str) -> Callable[[str], Any]:
+    return lambda name: Annotated[kind | None, typer.Option(f"--{name.replace('_', '-')}", metavar=metavar, help=text)]
+
+
+#: Options of the methods that need no draft model: names of :class:`pyspec.SpeculationParams`.
+_LOOKUP: dict[str, Callable[[str], Any]] = {
+    "size_n": _option(int, "N", "ngram-simple, ngram-map-*: length of the n-gram looked up."),
+    "size_m": _option(int, "M", "The same: most tokens proposed after it."),
+    "min_hits": _option(int, "H", "ngram-simple, ngram-map-k4v: how often it must have been found."),
+    "n_match": _option(int, "N", "ngram-mod: tokens that are hashed."),
+    "mod_n_max": _option(int, "K", "ngram-mod: most tokens proposed."),
+    "mod_n_min": _option(int, "K", "ngram-mod: shorter proposals are not made."),
+    "lookup_cache_static": _option(str, "FILE", "ngram-cache: counts of a corpus, read only ('pyspec lookup create')."),
+    "lookup_cache_dynamic": _option(str, "FILE", "ngram-cache: counts of earlier texts; what is new is added."),
+    "suffix_n_max": _option(int, "K", "suffix: most tokens proposed."),
+    "suffix_min_match": _option(int, "N", "suffix: shortest end of the text that is looked up."),
+    "suffix_factor": _option(float, "X", "suffix: at most X times the length of the match is proposed,"),
+    "suffix_offset": _option(float, "X", "and so many tokens more."),
+    "suffix_p_min": _option(float, "P", "suffix: least probability of a proposal."),
+    "suffix_rate": _option(float, "X", "suffix: how fast it learns how likely repeats are; 0: by frequency alone."),
+    "suffix_corpus_max": _option(int, "N", "suffix: tokens of past outputs to remember; 0: none."),
+    "suffix_corpus": _option(str, "FILE", "suffix: keep past outputs in this file."),
+    "prediction_n_max": _option(int, "K", "prediction: most tokens proposed."),
+}
+
+
+def lookup_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of the methods that need no draft model.
+
+    It gets those that were given as ``lookup``, a dict for :class:`pyspec.LLM`.
+    """
+
+    @functools.wraps(command)
+    def with_options(*args: Any, **kwargs: Any) -> None:
+        given = {name: kwargs.pop(name, None) for name in _LOOKUP}
+        command(*args, lookup={name: value for name, value in given.items() if value is not None}, **kwargs)
+
+    # evaluated: typer looks into annotations for its options, and does not evaluate those of a given signature
+    signature = inspect.signature(command, eval_str=True)
+    added = {name: make(name) for name, make in _LOOKUP.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p for p in signature.parameters.values() if p.name != "lookup"]
+    parameters += [inspect.Parameter(name, keyword, default=None, annotation=a) for name, a in added.items()]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_options
 
 
 def names(text: str) -> list[str]:
@@ -71,6 +122,14 @@ def integers(text: str | None, option: str) -> list[int]:
     if min(numbers) < 1 or len(set(numbers)) != len(numbers):
         raise typer.BadParameter(f"{option} {text!r}: give different numbers from 1 up, with commas between them")
     return numbers
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...]:
+    """Numbers of a comma-separated option; none for None. Raises BadParameter for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text!r}: give numbers with commas between them") from None
 
 
 def load_options(**given: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ __all__ = ["command"]
 
 
 @terminal.guard
+@opt.lookup_options
 def command(
     model: opt.Model,
     draft: opt.Drafts = None,
@@ -41,6 +42,7 @@ def command(
     p_min: opt.PMin = None,
     flash_attn: opt.FlashAttn = "auto",
     json_out: opt.JsonOut = None,
+    lookup: dict[str, Any] | None = None,
 ) -> None:
     """Compare greedy output with speculation and without, token by token.
 
@@ -62,7 +64,12 @@ def command(
     settings = make_settings(opt.names(spec_type), opt.integers(k, "--k"), _labels(drafts))
     texts = read_prompts(prompts)
     options = opt.load_options(
-        n_threads=n_threads, n_gpu_layers=n_gpu_layers, devices=device, p_min=p_min, flash_attn=flash_attn
+        n_threads=n_threads,
+        n_gpu_layers=n_gpu_layers,
+        devices=device,
+        p_min=p_min,
+        flash_attn=flash_attn,
+        **(lookup or {}),
     )
     with terminal.progress(f"loading {terminal.printable(model)}") as step:
         verify = Verify(

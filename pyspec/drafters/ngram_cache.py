@@ -18,15 +18,14 @@ from .._lookup import LookupCache
 from .._lookup import draft as draft_tokens
 from ..config import SpeculationParams
 from ..errors import DataFileError
-from ..types import DraftRequest, Requirements
+from ..types import DraftRequest, I32Array, Requirements
 from .base import Drafter, Plan
-from .ngram_simple import History
 
 if TYPE_CHECKING:
     from ..runtime.evaluator import Evaluator
     from ..runtime.model import Model
 
-__all__ = ["N_DRAFT", "NgramCache", "read_cache", "write_cache"]
+__all__ = ["N_DRAFT", "History", "NgramCache", "read_cache", "write_cache"]
 
 log = logging.getLogger("pyspec")
 
@@ -82,6 +81,36 @@ def write_cache(path: str | os.PathLike[str], cache: LookupCache) -> None:
             part.unlink(missing_ok=True)
     except OSError as e:
         raise DataFileError(f"lookup cache {os.fspath(path)!r} cannot be written: {e.strerror or e}") from e
+
+
+class History:
+    """The tokens of one sequence as an int32 array that grows; only new tokens are converted.
+
+    Attributes:
+        n: tokens held.
+    """
+
+    def __init__(self, n_reserve: int = 1024) -> None:
+        self._buffer: I32Array = np.empty(n_reserve, np.int32)
+        self.n = 0
+
+    def follow(self, tokens: list[int]) -> I32Array:
+        """Bring the array up to ``tokens``, of which the part held so far is a prefix.
+
+        Returns:
+            int32 [len(tokens)], a view of the buffer, valid until the next call.
+        """
+        n = len(tokens)
+        if n < self.n:
+            self.n = 0
+        if n > len(self._buffer):
+            grown = np.empty(max(n, 2 * len(self._buffer)), np.int32)
+            grown[: self.n] = self._buffer[: self.n]
+            self._buffer = grown
+        if n > self.n:
+            self._buffer[self.n : n] = tokens[self.n :]
+            self.n = n
+        return self._buffer[:n]
 
 
 class _Text:

@@ -7,24 +7,16 @@ was accepted is silent from then on.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from .._ngram import NgramMap
-from ..config import SpeculationParams
-from ..types import DraftRequest, Requirements
-from .base import Drafter, Plan
-
-if TYPE_CHECKING:
-    from ..runtime.evaluator import Evaluator
-    from ..runtime.model import Model
+from ..types import DraftRequest
+from .ngram import MAX_HITS, NgramDrafter
 
 __all__ = ["NgramMapK", "NgramMapK4v"]
 
-log = logging.getLogger("pyspec")
 
-
-class NgramMapK(Drafter):
+class NgramMapK(NgramDrafter[NgramMap]):
     """Proposes up to ``size_m`` tokens that followed an earlier occurrence of the last ``size_n`` tokens.
 
     The text has to have ``2 * size_n + size_m`` tokens before the last one. ``min_hits`` is for ``ngram-map-k4v``
@@ -35,44 +27,24 @@ class NgramMapK(Drafter):
     cheap: ClassVar[bool] = True
     key_only: ClassVar[bool] = True
 
-    def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
-        super().__init__(target, draft, params, n_seq)
-        self.n_max = params.size_m
-        self._maps: dict[int, NgramMap] = {}
-        log.info(
-            "speculation: adding %s: size_n=%d, size_m=%d, min_hits=%d",
-            self.name, params.size_n, params.size_m, params.min_hits,
-        )  # fmt: skip
-
-    @classmethod
-    def plan(cls, target: Model, draft: Model | None, params: SpeculationParams, n_seq: int) -> Plan:
-        """See :meth:`Drafter.plan`. Works with any target; a draft is for others in the chain."""
-        return Plan(Requirements(), None, params.size_m)
+    def make_index(self) -> NgramMap:
+        """See :meth:`NgramDrafter.make_index`."""
+        p = self.params
+        return NgramMap(p.size_n, p.size_m, self.key_only, min(p.min_hits, MAX_HITS))
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """See :meth:`Drafter.begin`."""
-        self._map(seq).begin(tokens)
+        self.index(seq).begin(tokens)
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
         for request in requests:
-            request.draft.extend(self._map(request.seq).draft(request.tokens, self.limit(request)))
+            request.draft.extend(self.index(request.seq).draft(request.tokens, self.limit(request)))
 
     def accept(self, seq: int, n_accepted: int, is_other: bool) -> None:
         """See :meth:`Drafter.accept`."""
         if not is_other:
-            self._map(seq).accept(n_accepted)
-
-    def end(self, seq: int) -> None:
-        """See :meth:`Drafter.end`."""
-        self._maps.pop(seq, None)
-
-    def _map(self, seq: int) -> NgramMap:
-        found = self._maps.get(seq)
-        if found is None:
-            p = self.params
-            found = self._maps[seq] = NgramMap(p.size_n, p.size_m, self.key_only, min(p.min_hits, 2**31))
-        return found
+            self.index(seq).accept(n_accepted)
 
 
 class NgramMapK4v(NgramMapK):

@@ -6,56 +6,16 @@ more than 61 tokens. Helps where output repeats input: code edits, summaries, qu
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from .._ngram import NgramIndex
-from ..config import SpeculationParams
-from ..types import DraftRequest, I32Array, Requirements
-from .base import Drafter, Plan
+from ..types import DraftRequest
+from .ngram import MAX_HITS, NgramDrafter
 
-if TYPE_CHECKING:
-    from ..runtime.evaluator import Evaluator
-    from ..runtime.model import Model
-
-__all__ = ["History", "NgramSimple"]
-
-log = logging.getLogger("pyspec")
+__all__ = ["NgramSimple"]
 
 
-class History:
-    """The tokens of one sequence as an int32 array that grows; only new tokens are converted.
-
-    Attributes:
-        n: tokens held.
-    """
-
-    def __init__(self, n_reserve: int = 1024) -> None:
-        self._buffer: I32Array = np.empty(n_reserve, np.int32)
-        self.n = 0
-
-    def follow(self, tokens: list[int]) -> I32Array:
-        """Bring the array up to ``tokens``, of which the part held so far is a prefix.
-
-        Returns:
-            int32 [len(tokens)], a view of the buffer, valid until the next call.
-        """
-        n = len(tokens)
-        if n < self.n:
-            self.n = 0
-        if n > len(self._buffer):
-            grown = np.empty(max(n, 2 * len(self._buffer)), np.int32)
-            grown[: self.n] = self._buffer[: self.n]
-            self._buffer = grown
-        if n > self.n:
-            self._buffer[self.n : n] = tokens[self.n :]
-            self.n = n
-        return self._buffer[:n]
-
-
-class NgramSimple(Drafter):
+class NgramSimple(NgramDrafter[NgramIndex]):
     """Looks up the last ``size_n`` tokens in the text so far and proposes up to ``size_m`` tokens that followed.
 
     The latest earlier occurrence wins; one at position 0 does not count. Fewer than ``size_n`` following tokens are
@@ -65,46 +25,26 @@ class NgramSimple(Drafter):
     name: ClassVar[str] = "ngram-simple"
     cheap: ClassVar[bool] = True
 
-    def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
-        super().__init__(target, draft, params, n_seq)
-        self.n_max = params.size_m
-        self._indexes: dict[int, NgramIndex] = {}
-        log.info(
-            "speculation: adding %s: size_n=%d, size_m=%d, min_hits=%d",
-            self.name, params.size_n, params.size_m, params.min_hits,
-        )  # fmt: skip
-
-    @classmethod
-    def plan(cls, target: Model, draft: Model | None, params: SpeculationParams, n_seq: int) -> Plan:
-        """See :meth:`Drafter.plan`. Works with any target."""
-        return Plan(Requirements(), None, params.size_m)
+    def make_index(self) -> NgramIndex:
+        """See :meth:`NgramDrafter.make_index`."""
+        return NgramIndex(self.params.size_n)
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """See :meth:`Drafter.begin`."""
-        self._index(seq).clear()
+        self.index(seq).clear()
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
-        size_n, size_m, min_hits = self.params.size_n, self.params.size_m, min(self.params.min_hits, 2**31)
+        size_n, size_m, min_hits = self.params.size_n, self.params.size_m, min(self.params.min_hits, MAX_HITS)
         for request in requests:
             tokens = request.tokens
             n_past = len(tokens) - 1
             if n_past <= size_n + size_m + 1:
                 continue
-            found = self._index(request.seq).find(tokens, min_hits)
+            found = self.index(request.seq).find(tokens, min_hits)
             if found < 0:
                 continue
             begin = found + size_n
             n_copy = min(size_m, n_past - begin)
             if n_copy >= size_n:
                 request.draft.extend(tokens[begin : begin + min(n_copy, self.limit(request))])
-
-    def _index(self, seq: int) -> NgramIndex:
-        found = self._indexes.get(seq)
-        if found is None:
-            found = self._indexes[seq] = NgramIndex(self.params.size_n)
-        return found
-
-    def end(self, seq: int) -> None:
-        """See :meth:`Drafter.end`."""
-        self._indexes.pop(seq, None)

@@ -95,7 +95,7 @@ def get(name: str) -> type[Drafter]:
     if plugin is None:
         close = difflib.get_close_matches(str(name), names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"unknown speculation type {name!r}{hint} Known: {', '.join(names())}")
+        raise ConfigError(f"unknown speculation type {name!r}{hint}. Known: {', '.join(names())}")
     try:
         loaded = plugin.load()
     except Exception as e:

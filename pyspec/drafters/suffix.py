@@ -13,7 +13,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING, ClassVar
 
-from .._suffix import SuffixIndex, SuffixMatch
+from .._suffix import Confidence, SuffixIndex, SuffixMatch
 from ..config import SpeculationParams
 from ..errors import PyspecError
 from ..types import DraftRequest, Requirements
@@ -21,7 +21,6 @@ from .base import Drafter, Plan
 from .suffix_corpus import SuffixCorpus
 
 if TYPE_CHECKING:
-    from ..runtime.batch import Batch
     from ..runtime.evaluator import Evaluator
     from ..runtime.model import Model
 
@@ -33,51 +32,56 @@ log = logging.getLogger("pyspec")
 #: far back a text is matched again after the corpus has changed.
 N_BEFORE = 32
 
+#: Weights of :class:`Confidence` that a text starts with, for its own repeats and for those of past outputs: a fit to
+#: what SmolLM2-135M and Gemma 3 270M wrote, rounded. What followed one token the only time that it was seen has a
+#: chance of 0.4, two tokens 0.6, four 0.8, eight 0.9.
+WEIGHTS = (-0.6, 1.3, 1.4, 0.8)
+
 
 class _Text:
-    """One sequence: its own index, where it is in the corpus, and its output."""
+    """One sequence: its own index, where it is in the corpus, and how much can be made of either.
 
-    def __init__(self, tokens: list[int], corpus: SuffixCorpus | None) -> None:
+    Attributes:
+        tokens: the sequence's own list, which grows.
+    """
+
+    def __init__(self, tokens: list[int], corpus: SuffixCorpus | None, rate: float) -> None:
         self.index = SuffixIndex()
-        self.match = SuffixMatch(corpus.index) if corpus is not None else None
-        self.n_corpus = -1
+        self.tokens = tokens
         self.n = 0
-        #: the prompt's end and the output
-        self.recent: list[int] = []
-        self.n_before = min(N_BEFORE, len(tokens))
-        #: rows of the last pass: the position of the first, and the tokens
-        self.rows: tuple[int, list[int]] = (0, [])
+        self.n_prompt = len(tokens)
+        self.corpus = corpus
+        self.matches: list[SuffixMatch] = []
+        self.version = -1
+        self.here = Confidence(WEIGHTS, rate) if rate else None
+        self.there = Confidence(WEIGHTS, rate) if rate else None
         self.follow(tokens)
 
     def follow(self, tokens: list[int]) -> None:
         """Bring everything up to ``tokens``, of which the part taken in so far is a prefix."""
-        if len(tokens) > self.n:
-            self.take(tokens[-N_BEFORE:] if self.n == 0 else tokens[self.n :], tokens)
+        self.tokens = tokens
+        n, self.n = self.n, len(tokens)
+        if n == self.n:
+            return
+        # a prompt says little about how well the output can be foretold
+        self.index.extend(tokens, n, self.here if n else None)
+        if self.corpus is not None and self.version == self.corpus.version:
+            for match in self.matches:
+                match.extend(tokens, n, self.there)
 
-    def take(self, new: list[int], tokens: list[int] | None = None) -> None:
-        """Go on with ``new``. tokens: the whole text, where ``new`` is only its end."""
-        if tokens is None:
-            self.index.extend(new)
-            self.n += len(new)
-        else:
-            self.index.extend(tokens, self.n)
-            self.n = len(tokens)
-        self.recent.extend(new)
-        if self.match is not None and self.n_corpus == self.match.index.n_tokens:
-            self.match.extend(new)
-
-    def in_corpus(self) -> SuffixMatch | None:
+    def in_corpus(self) -> list[SuffixMatch]:
         """Where the text is in the corpus. Looked up again from its last tokens when the corpus has changed."""
-        if self.match is not None and self.n_corpus != self.match.index.n_tokens:
-            self.n_corpus = self.match.index.n_tokens
-            self.match = SuffixMatch(self.match.index)
-            self.match.extend(self.recent, max(0, len(self.recent) - N_BEFORE))
-        return self.match
+        if self.corpus is not None and self.version != self.corpus.version:
+            self.version = self.corpus.version
+            self.matches = [SuffixMatch(index) for index in self.corpus.indexes]
+            for match in self.matches:
+                match.extend(self.tokens, max(0, self.n - N_BEFORE))
+        return self.matches
 
     def is_prefix_of(self, tokens: list[int]) -> bool:
         """Whether ``tokens`` may go on from what was taken in (its last tokens are compared)."""
-        n_compared = min(len(self.recent), self.n)
-        return len(tokens) >= self.n and tokens[self.n - n_compared : self.n] == self.recent[-n_compared:]
+        begin = max(0, self.n - N_BEFORE)
+        return tokens[begin : self.n] == self.tokens[begin : self.n]
 
 
 class Suffix(Drafter):
@@ -115,17 +119,13 @@ class Suffix(Drafter):
     def begin(self, seq: int, tokens: list[int]) -> None:
         """See :meth:`Drafter.begin`. A sequence that starts over goes on with what is indexed."""
         text = self._texts.get(seq)
-        if text is None or not text.is_prefix_of(tokens):
-            self._texts[seq] = _Text(tokens, self.corpus)
+        if text is not None and text.is_prefix_of(tokens):
+            text.follow(tokens)
+        else:
+            self._texts[seq] = self._text(tokens)
 
-    def process(self, batch: Batch) -> None:
-        """See :meth:`Drafter.process`."""
-        # only what `accept` may confirm is of interest: rows with output
-        if batch.n_outputs:
-            for seq, (begin, end) in batch.rows().items():
-                text = self._texts.get(seq)
-                if text is not None:
-                    text.rows = int(batch.pos[begin]), batch.tokens[begin:end].tolist()
+    def _text(self, tokens: list[int]) -> _Text:
+        return _Text(tokens, self.corpus, self.params.suffix_rate)
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
@@ -134,33 +134,23 @@ class Suffix(Drafter):
         for request in requests:
             text = self._texts.get(request.seq)
             if text is None:
-                text = self._texts[request.seq] = _Text(request.tokens, self.corpus)
+                text = self._texts[request.seq] = self._text(request.tokens)
             text.follow(request.tokens)
             n_max = self.limit(request)
-            tokens, probs, score, _ = text.index.draft(n_max, *options)
-            match = text.in_corpus() if score < n_max else None
-            if match is not None:
-                others = match.draft(n_max, *options)
-                if others[2] > score:
-                    tokens, probs = others[:2]
+            tokens, probs, score, _ = text.index.draft(n_max, *options, text.here)
+            for match in text.in_corpus():
+                if score < n_max:
+                    others = match.draft(n_max, *options, text.there)
+                    if others[2] > score:
+                        tokens, probs, score, _ = others
             request.draft.extend(tokens)
             request.probs.extend(probs)
 
-    def accept(self, seq: int, n_accepted: int, is_other: bool) -> None:
-        """See :meth:`Drafter.accept`. Without this the end of an output would be missing in the corpus."""
-        text = self._texts.get(seq)
-        if text is not None:
-            first, tokens = text.rows
-            known = tokens[text.n - first : n_accepted + 1] if text.n >= first else []
-            text.rows = 0, []
-            if known:
-                text.take(known)
-
     def end(self, seq: int) -> None:
-        """See :meth:`Drafter.end`. The output goes into the corpus."""
+        """See :meth:`Drafter.end`. The output goes into the corpus, with the token that ended it."""
         text = self._texts.pop(seq, None)
-        if text is not None and self.corpus is not None and len(text.recent) > text.n_before + 1:
-            self.corpus.add(text.recent)
+        if text is not None and self.corpus is not None and len(text.tokens) > text.n_prompt + 1:
+            self.corpus.add(text.tokens[max(0, text.n_prompt - N_BEFORE) :])
 
     def inherit(self, previous: Drafter) -> None:
         """See :meth:`Drafter.inherit`. The corpus goes on."""

@@ -25,18 +25,33 @@ _MAGIC = b"PYSPSUF1"
 _HEAD = struct.Struct("<8sIII")
 
 
-class SuffixCorpus:
-    """Documents, oldest first, and the automaton over them.
+class _Half:
+    """Documents, oldest first, and the automaton over them."""
 
-    When the limit is passed, the oldest documents go until half of it is free, and the index is made anew from the
-    rest: about 0.5 us for each token that ever came in, on the whole. Thread-safe.
+    def __init__(self) -> None:
+        self.index = SuffixIndex()
+        self.documents: dict[int, I32Array] = {}
+        self.n_tokens = 0
+
+    def add(self, key: int, document: I32Array) -> None:
+        self.documents[key] = document
+        self.n_tokens += document.size + 1
+        self.index.extend(document)
+        self.index.end_document()
+
+
+class SuffixCorpus:
+    """Documents in two halves, each with an automaton of its own. Thread-safe.
+
+    A document goes into the newer half. When that is full, the older one is dropped as a whole and an empty one takes
+    its place: forgetting costs no more than freeing its memory, and no document waits for others to be indexed again.
 
     Args:
-        max_tokens: limit, >= 2. A longer document keeps its end.
+        max_tokens: limit of both together, >= 2. A longer document than fits into a half keeps its end.
         n_vocab: the vocabulary's size. fingerprint: what tells it from others of that size; 0: unknown.
 
     Attributes:
-        index: the automaton; cleared and filled again after an eviction or a removal (``SuffixMatch.stale`` tells).
+        version: changes with the content.
     """
 
     def __init__(self, max_tokens: int, n_vocab: int, fingerprint: int = 0) -> None:
@@ -45,20 +60,34 @@ class SuffixCorpus:
         self.max_tokens = max_tokens
         self.n_vocab = n_vocab
         self.fingerprint = fingerprint
-        self.index = SuffixIndex()
-        self._documents: dict[int, I32Array] = {}
-        self._n_tokens = 0
+        self.version = 0
+        self._halves = [_Half()]
         self._next = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Documents held."""
-        return len(self._documents)
+        return sum(len(half.documents) for half in self._halves)
+
+    @property
+    def indexes(self) -> tuple[SuffixIndex, ...]:
+        """The automata, the newer one first."""
+        return tuple(half.index for half in reversed(self._halves))
+
+    @property
+    def documents(self) -> list[I32Array]:
+        """What is held, the oldest first: int32 [n] each, borrowed."""
+        return [d for half in self._halves for d in half.documents.values()]
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory in use by documents and automata, bytes."""
+        return sum(h.index.n_bytes + sum(d.nbytes for d in h.documents.values()) for h in self._halves)
 
     @property
     def n_tokens(self) -> int:
         """Tokens held, one more for each document."""
-        return self._n_tokens
+        return sum(half.n_tokens for half in self._halves)
 
     def add(self, tokens: Sequence[int] | I32Array) -> int:
         """Add a document; returns its id, for :meth:`remove`.
@@ -69,47 +98,36 @@ class SuffixCorpus:
         document = np.array(tokens, np.int32).reshape(-1)
         if document.size and not 0 <= int(document.min()) <= int(document.max()) < self.n_vocab:
             raise ConfigError(f"a document holds ids outside of the vocabulary of {self.n_vocab} tokens")
-        document = document[max(0, document.size - self.max_tokens // 2 + 1) :]
+        n_half = max(1, self.max_tokens // 2)
+        document = document[max(0, document.size - n_half + 1) :]
         with self._lock:
             key = self._next
             self._next += 1
-            self._documents[key] = document
-            self._n_tokens += document.size + 1
-            if self._n_tokens <= self.max_tokens:
-                self._index(document)
-            else:
-                while self._n_tokens > self.max_tokens // 2 and len(self._documents) > 1:
-                    self._drop(next(iter(self._documents)))
-                self._rebuild()
+            if self._halves[-1].n_tokens + document.size + 1 > n_half:
+                self._halves = [*self._halves[-1:], _Half()]
+            self._halves[-1].add(key, document)
+            self.version += 1
             return key
 
     def remove(self, key: int) -> bool:
-        """Forget one document; False when it is gone already. Takes as long as indexing the others."""
+        """Forget one document; False when it is gone already. Takes as long as indexing the others of its half."""
         with self._lock:
-            if key not in self._documents:
-                return False
-            self._drop(key)
-            self._rebuild()
-            return True
+            for i, half in enumerate(self._halves):
+                if key in half.documents:
+                    rest = _Half()
+                    for other, document in half.documents.items():
+                        if other != key:
+                            rest.add(other, document)
+                    self._halves[i] = rest
+                    self.version += 1
+                    return True
+            return False
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._documents.clear()
-            self._n_tokens = 0
-            self.index.clear()
-
-    def _drop(self, key: int) -> None:
-        self._n_tokens -= self._documents.pop(key).size + 1
-
-    def _index(self, document: I32Array) -> None:
-        self.index.extend(document)
-        self.index.end_document()
-
-    def _rebuild(self) -> None:
-        self.index.clear()
-        for document in self._documents.values():
-            self._index(document)
+            self._halves = [_Half()]
+            self.version += 1
 
     # -- files --
 
@@ -120,7 +138,7 @@ class SuffixCorpus:
             DataFileError: the file cannot be written.
         """
         with self._lock:
-            documents = list(self._documents.values())
+            documents = self.documents
         data = _HEAD.pack(_MAGIC, self.n_vocab, self.fingerprint, len(documents))
         data += np.array([d.size for d in documents], "<u4").tobytes()
         data += b"".join(d.astype("<i4").tobytes() for d in documents)

@@ -45,7 +45,7 @@ def suite() -> list[Prompt]:
 
 
 def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
-    """Prompts of a file; "suite": those of :func:`suite`; "-": stdin.
+    """Prompts of a file; "suite": those of :func:`suite`, "suite:NAME,NAME": some of them; "-": stdin.
 
     A file whose name ends in ``.json`` holds an array of strings, or of objects with "text" and, if wanted, "name" and
     "prediction". Any other file is text: prompts with lines ``---`` between them.
@@ -55,6 +55,12 @@ def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
     """
     if source == "suite":
         return suite()
+    if isinstance(source, str) and source.startswith("suite:"):
+        wanted = source.removeprefix("suite:").split(",")
+        unknown = [name for name in wanted if name not in SUITE]
+        if unknown:
+            raise ConfigError(f"the suite has no prompt {unknown[0]!r}; it has {', '.join(SUITE)}")
+        return [p for p in suite() if p.name in wanted]
     path = Path(source)
     try:
         text = sys.stdin.buffer.read().decode("utf-8") if source == "-" else path.read_text(encoding="utf-8")

@@ -32,6 +32,12 @@ def test_suite() -> None:
     assert read_prompts("suite") == prompts
 
 
+def test_part_of_the_suite() -> None:
+    assert [p.name for p in read_prompts("suite:chat,code-edit")] == ["code-edit", "chat"]
+    with pytest.raises(ConfigError, match="no prompt 'chats'; it has code-edit,"):
+        read_prompts("suite:chats")
+
+
 def test_prompts_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text("one\ntwo\n\n---\n\n---\n three \n---\n", encoding="utf-8")
@@ -183,10 +189,23 @@ def test_summary() -> None:
         {"draft": 0.2, "decode": 0.5, "process": 0.1, "verify": 0.0, "rollback": 0.0, "other": 0.2}
     )
     assert (found["same_as_plain"], found["n_runs"]) == (1, 2)
+    assert found["drafters"] == {}
     speedup = found["speedup"]
     assert speedup["by_prompt"] == pytest.approx({"a": 2.0, "b": 1.0})
     assert (speedup["total"], speedup["median"]) == pytest.approx((3.0 / 2.5, 1.5))
     assert (speedup["min"], speedup["p25"], speedup["p75"], speedup["max"]) == pytest.approx((1.0, 1.25, 1.75, 2.0))
+
+
+def test_counts_by_drafter() -> None:
+    runs = [
+        run("x", "a", 1.0, drafters={"ngram-mod": [1, 8, 8], "draft-eagle3": [4, 12, 5]}),
+        run("x", "b", 1.0, drafters={"ngram-mod": [0, 0, 0], "draft-eagle3": [5, 15, 6]}),
+    ]
+    found = summarise(runs, [run(PLAIN, p, 1.0) for p in "ab"])["drafters"]
+    assert found == {
+        "ngram-mod": {"drafts": 1, "DN": 8, "DA": 8},
+        "draft-eagle3": {"drafts": 9, "DN": 27, "DA": 11},
+    }
 
 
 def test_plain_decoding_shows_its_own_spread() -> None:

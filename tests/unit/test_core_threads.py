@@ -52,7 +52,6 @@ def make_call(name: str, size: int, seed: int = 0) -> tuple[Call, list[np.ndarra
         "top_logprob_rows": ((logits, best, f4, top_ids, top_lp), [f4, top_ids, top_lp]),
         "sample_row": ((logits[0], 0.8, 1500, 0.95, 0.0, 0.3, scratch_ids, scratch_p), [scratch_ids, scratch_p]),
         "philox_uniform": ((1, 2, 3), []),
-        "ngram_find_last": ((np.arange(v, dtype=np.int32), v, 3), []),
     }
     args, outputs = calls[name]
     return partial(getattr(_core, name), *args), outputs

@@ -10,7 +10,8 @@ import pytest
 from fakes import FakeEvaluator, Rule
 
 from pyspec.config import SpeculationParams
-from pyspec.drafters.ngram_simple import History, NgramSimple
+from pyspec.drafters.ngram_cache import History
+from pyspec.drafters.ngram_simple import NgramSimple
 from pyspec.types import DraftRequest
 
 A, B, C, X, Y = 40, 41, 42, 50, 51

@@ -25,6 +25,18 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+#: (weights, rate) of a confidence, or None.
+LEARNING = st.sampled_from(
+    [None, ((0.0, 0.8, 0.5, 0.0), 0.1), ((-1.0, 1.0, 1.0, 0.5), 0.0), ((3.0, 2.0, 1.0, 0.0), 0.03)]
+)
+
+
+def confidences(learning: Any) -> tuple[Any, Any]:
+    if learning is None:
+        return None, None
+    return _suffix.Confidence(*learning), _suffix_reference.Confidence(*learning)
+
+
 def same(a: Any, b: Any) -> None:
     assert a[0] == b[0]
     np.testing.assert_allclose(a[1], b[1], rtol=1e-6)
@@ -33,20 +45,26 @@ def same(a: Any, b: Any) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(TEXTS, OPTIONS, st.integers(1, 60))
-def test_own_text(text: list[int], options: dict[str, Any], cut: int) -> None:
+@given(TEXTS, OPTIONS, st.integers(1, 60), LEARNING)
+def test_own_text(text: list[int], options: dict[str, Any], cut: int, learning: Any) -> None:
     ours, reference = _suffix.SuffixIndex(), _suffix_reference.SuffixIndex()
+    fast, slow = confidences(learning)
     for part in (text[:cut], text[cut:]):
-        ours.extend(part)
-        reference.extend(part)
-        same(ours.draft(**options), reference.draft(**options))
+        ours.extend(part, 0, fast)
+        reference.extend(part, 0, slow)
+        same(ours.draft(**options, confidence=fast), reference.draft(**options, confidence=slow))
     assert ours.n_tokens == len(text)
+    if fast is not None:
+        np.testing.assert_allclose(fast.weights, slow.weights, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=4), TEXTS, OPTIONS, st.integers(0, 2))
-def test_other_text(documents: list[list[int]], text: list[int], options: dict[str, Any], late: int) -> None:
+@given(st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=4), TEXTS, OPTIONS, st.integers(0, 2), LEARNING)
+def test_other_text(
+    documents: list[list[int]], text: list[int], options: dict[str, Any], late: int, learning: Any
+) -> None:
     """A text followed through a corpus that grows meanwhile."""
+    fast, slow_fast = confidences(learning)
     ours, reference = _suffix.SuffixIndex(), _suffix_reference.SuffixIndex()
     follow, slow = _suffix.SuffixMatch(ours), _suffix_reference.SuffixMatch(reference)
     n = len(documents) - late
@@ -57,10 +75,43 @@ def test_other_text(documents: list[list[int]], text: list[int], options: dict[s
                 index.extend(document)
                 index.end_document()
             same(ours.draft(**options), ([], [], 0.0, 0))
-        follow.extend(part)
-        slow.extend(part)
+        follow.extend(part, 0, fast)
+        slow.extend(part, 0, slow_fast)
         assert follow.match_length == slow.match_length
-        same(follow.draft(**options), slow.draft(**options))
+        same(follow.draft(**options, confidence=fast), slow.draft(**options, confidence=slow_fast))
+    if fast is not None:
+        np.testing.assert_allclose(fast.weights, slow_fast.weights, rtol=1e-9, atol=1e-9)
+
+
+def test_confidence_learns() -> None:
+    """From a text in which long repeats hold and single tokens say nothing."""
+    rng = random.Random(3)
+    phrase = [rng.randrange(100, 200) for _ in range(30)]
+    learned = _suffix.Confidence((0.0, 0.0, 0.0, 0.0), 0.1)
+    index = _suffix.SuffixIndex()
+    assert learned.chance(1, 1, 1) == learned.chance(20, 1, 1) == 0.5
+    for _ in range(20):
+        index.extend([rng.randrange(100, 200) for _ in range(30)] + phrase, 0, learned)
+    assert learned.chance(20, 1, 1) > 0.9
+    assert learned.chance(20, 1, 1) - learned.chance(1, 1, 1) > 0.3
+    assert learned.chance(1, 1, 4) < 0.1
+    fixed = _suffix.Confidence((0.5, 1.0, 1.0, 1.0), 0.0)
+    index.extend(phrase, 0, fixed)
+    assert fixed.weights == (0.5, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rate"), [((1.0,), 0.1), ((0.0,) * 4, -0.1), ((0.0,) * 4, float("nan")), ((float("inf"),) * 4, 0.1)]
+)
+def test_confidence_refuses(weights: Any, rate: float) -> None:
+    with pytest.raises(ValueError, match=r"weights|rate"):
+        _suffix.Confidence(weights, rate)
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 1), (1, 2, 1), (1, -1, 1), (1, 0, 0)])
+def test_confidence_refuses_counts(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no such counts"):
+        _suffix.Confidence((0.0,) * 4, 0.1).chance(*counts)
 
 
 @pytest.mark.parametrize("text", [[7] * 5000, [1, 2, 3] * 2000, list(range(5000)), [*[1] * 3000, 2, *[1] * 3000]])

@@ -1,0 +1,92 @@
+"""Look-ups of pyspec against llama-cpp-python's prompt look-up, on the same histories, in turns.
+
+    pip install --no-deps llama-cpp-python==0.3.36
+    pytest benchmarks/test_lookup_peer.py --benchmark-enable --benchmark-only
+
+``LlamaPromptLookupDecoding`` searches the whole text at every step; pyspec keeps an index. It is taken from the file of
+the installed package, without the package's native library, which it does not use. Skipped where llama-cpp-python is
+not installed; ``PYSPEC_LLAMA_CPP_PYTHON`` names a folder that holds the package ``llama_cpp`` (an unpacked sdist).
+
+Limit: at 128k tokens ours takes at most a fiftieth of the time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyspec.config import SpeculationParams
+from pyspec.drafters import registry
+from pyspec.testing import FakeEvaluator, Rule
+from pyspec.types import DraftRequest
+
+Compare = Callable[[Callable[[], object], Callable[[], object], str], "float | None"]
+
+SIZES = (1_024, 8_192, 32_768, 131_072)
+N_VOCAB = 20_001
+METHODS = ("suffix", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+def prompt_lookup() -> Any:
+    """llama-cpp-python's drafter with its defaults."""
+    folder = os.environ.get("PYSPEC_LLAMA_CPP_PYTHON")
+    if folder:
+        package = Path(folder) / "llama_cpp"
+    else:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.origin is None:
+            pytest.skip("llama-cpp-python is not installed")
+        package = Path(spec.origin).parent
+    spec = importlib.util.spec_from_file_location("llama_speculative", package / "llama_speculative.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.LlamaPromptLookupDecoding()
+
+
+def text_of(n: int, seed: int = 0) -> list[int]:
+    """Tokens as in a language: few of them often, many seldom, and phrases that return."""
+    rng = np.random.default_rng(seed)
+    out: list[int] = []
+    while len(out) < n:
+        if out and rng.random() < 0.3:
+            at = int(rng.integers(len(out)))
+            out += out[at : at + int(rng.integers(4, 40))]
+        else:
+            out += np.minimum(rng.zipf(1.3, 20), N_VOCAB - 1).tolist()
+    return out[:n]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.benchmark(group="draft")
+def test_against_prompt_lookup(compare: Compare, method: str, n: int) -> None:
+    """One call of a drafter, everything included, where there is something to propose: the end repeats the middle."""
+    peer = prompt_lookup()
+    text = text_of(n)
+    # the end of the text came before; what it says then is new to both
+    text += text[n // 2 : n // 2 + 30]
+    array = np.array(text, np.intc)
+    options: dict[str, Any] = {"mod_n_min": 0, "suffix_corpus_max": 0}
+    d = registry.get(method)(FakeEvaluator(Rule(), n_batch=8), None, SpeculationParams(**options), 1)
+    d.begin(0, text)
+    request = DraftRequest(0, len(text) - 1, text[-1], text, 10)
+
+    def draft() -> list[int]:
+        request.draft.clear()
+        request.probs.clear()
+        d.draft([request])
+        return request.draft
+
+    assert draft()
+    assert len(peer(array))
+    ratio = compare(draft, lambda: peer(array), "llama-cpp-python")
+    if ratio is not None and n == SIZES[-1]:
+        assert ratio >= 50
