@@ -10,9 +10,10 @@ Rules:
 1. Same work: same model files, token ids of the prompts, drafter with the same options and draft file, threads, context
    length, number of generated tokens. Greedy on all sides; the end of the text is ignored, and only prompts are used
    whose answer does not end before that many tokens, so that ignoring it changes nothing.
-2. A peer gets what makes it fastest: the CPU library with OpenMP or with ggml's own threads, whichever ``llama-bench``
-   finds faster at the start of the run; the shortest sampler chain there is for greedy sampling; drafts sampled on the
-   CPU or in the graph, whichever the drafter's case says for both sides. Its own clock is believed.
+2. A peer gets what makes it fastest: the CPU library with OpenMP or with ggml's own threads, whichever is faster in
+   trial runs of that very case (a program that attaches no thread pool starts threads for every pass without OpenMP);
+   the shortest sampler chain there is for greedy sampling; drafts sampled on the CPU on both sides, which was measured
+   to be faster for both. Its own clock is believed.
 3. What is timed: generating, from the end of the prompt to the last token. With several sequences (``llama-server``)
    prompts and generation cannot be told apart, so there it is everything from the request to the last answer; the
    "whole" column has that for all. pyspec's time includes sampling, counters and text; llama-bench's does not.
@@ -174,9 +175,11 @@ def make_prompts(target: Path, names: Sequence[str], n: int, n_threads: int) -> 
 class Meter:
     """Runs cases. Peers that stay up are closed at the end of their case."""
 
-    def __init__(self, target: Path, drafts: dict[str, Path], n: int, n_threads: int, tools: setup.Tools, variant: str):
+    def __init__(self, target: Path, drafts: dict[str, Path], n: int, n_threads: int, tools: setup.Tools):
         self.target, self.drafts, self.n, self.n_threads = target, drafts, n, n_threads
-        self.tools, self.variant = tools, variant
+        self.tools = tools
+        self.variant = next(iter(tools.cpu))
+        self.trials: dict[str, float] = {}
 
     def job(self, case: Case, prompts: Sequence[Prompt]) -> Job:
         return Job(
@@ -202,9 +205,38 @@ class Meter:
         if case.n_seq > 1:
             # every prompt is first of a group once
             groups = [[prompts[(i + j) % len(prompts)] for j in range(case.n_seq)] for i in range(len(prompts))]
+        self._choose(case, groups[0])
         if case.peer == "llama-server":
             return self._staying(case, groups, repeats)
         return self._processes(case, groups, repeats)
+
+    def _choose(self, case: Case, group: list[Prompt]) -> None:
+        """Take the CPU library with which the peer is faster in this case; the best of two trials each, in turns."""
+        self.trials = {}
+        if case.peer == "xllamacpp":
+            return
+        job = self.job(case, group)
+        for turn in range(2):
+            for variant in sorted(self.tools.cpu, reverse=bool(turn)):
+                self.variant = variant
+                result = self._peer(case, job)
+                self.trials[variant] = max(self.trials.get(variant, 0.0), result.speed or result.speed_whole or 0.0)
+        self.variant = max(self.trials, key=self.trials.__getitem__)
+
+    def _peer(self, case: Case, job: Job) -> Result:
+        """One run of the peer in a process of its own."""
+        if case.peer == "llama-bench":
+            return run_llama_bench(self.tools, self.variant, job)
+        if case.peer == "llama-speculative-simple":
+            return run_speculative_simple(self.tools, self.variant, job)
+        if case.peer == "llama-server":
+            with Server(self.tools, self.variant, job) as server:
+                warm_up(server, job)
+                return server.run(job)
+        python, env = self._python(case.peer)
+        with Worker(case.peer, python, job, env) as worker:
+            warm_up(worker, job)
+            return worker.run(job)
 
     def _staying(self, case: Case, groups: list[list[Prompt]], repeats: int) -> list[dict[str, Any]]:
         job = self.job(case, groups[0])
@@ -221,21 +253,10 @@ class Meter:
             with pyspec_worker(job) as worker:
                 return worker.run(job)
 
-        def python_peer(job: Job) -> Result:
-            python, env = self._python(case.peer)
-            with Worker(case.peer, python, job, env) as worker:
-                warm_up(worker, job)
-                return worker.run(job)
-
-        peers: dict[str, Callable[[Job], Result]] = {
-            "llama-bench": lambda job: run_llama_bench(self.tools, self.variant, job),
-            "llama-speculative-simple": lambda job: run_speculative_simple(self.tools, self.variant, job),
-        }
-        peer = peers.get(case.peer, python_peer)
         pairs = []
         for group, turn in _turns(groups, repeats):
             job = self.job(case, group)
-            pairs.append(_pair(group, turn, lambda job=job: ours(job), lambda job=job: peer(job)))
+            pairs.append(_pair(group, turn, lambda job=job: ours(job), lambda job=job: self._peer(case, job)))
         return pairs
 
     def _python(self, peer: str) -> tuple[Path, dict[str, str]]:
@@ -384,21 +405,6 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def choose_variant(tools: setup.Tools, job: Job) -> tuple[str, dict[str, float]]:
-    """The CPU library with which ``llama-bench`` is faster: rows one by one, and four rows a pass, together."""
-    speeds = {}
-    for variant in tools.cpu:
-        seconds = []
-        for _ in range(3):
-            one = run_llama_bench(tools, variant, job)
-            four = run_llama_bench(tools, variant, job, n_prompt=4)
-            assert one.speed is not None
-            assert four.speed is not None
-            seconds.append(1 / one.speed + 4 / four.speed)
-        speeds[variant] = statistics.median(seconds)
-    return min(speeds, key=speeds.__getitem__), speeds
-
-
 def make_key(
     options: argparse.Namespace, target: Path, drafts: dict[str, Path], prompts: list[Prompt]
 ) -> dict[str, Any]:
@@ -501,10 +507,7 @@ def measure(options: argparse.Namespace, cases: list[Case]) -> int:
     prompts = make_prompts(target, names, options.tokens, options.threads)
     key = make_key(options, target, drafts, prompts)
     results = read_report(options.json, key)
-    plain = Job(target, None, None, {}, [prompts[0].tokens], "", options.tokens, options.threads, N_CTX)
-    variant, seconds = choose_variant(tools, plain)
-    setup.say("CPU library of the peers: " + ", ".join(f"{v} {1e3 * s:.1f} ms" for v, s in seconds.items()))
-    meter = Meter(target, drafts, options.tokens, options.threads, tools, variant)
+    meter = Meter(target, drafts, options.tokens, options.threads, tools)
 
     with pyspec.Model(target, pyspec.ModelParams(vocab_only=True)) as model:
 
@@ -523,7 +526,8 @@ def measure(options: argparse.Namespace, cases: list[Case]) -> int:
             settle_texts(pairs, forms)
             result = {
                 "peer": case.peer, "case": case.name, "drafter": case.drafter, "options": case.options,
-                "n_seq": case.n_seq, "cpu_library": variant, "load_average": load,
+                "n_seq": case.n_seq, "load_average": load,
+                "cpu_library": meter.variant if meter.trials else "its own", "trials_tokens_per_s": meter.trials,
                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "summary": summarise(pairs), "pairs": pairs,
             }  # fmt: skip
@@ -531,7 +535,7 @@ def measure(options: argparse.Namespace, cases: list[Case]) -> int:
             s = result["summary"]
             setup.say(f"{case.peer}: {case.name}: {s['ratio']:.3f} in {time.monotonic() - start:.0f} s")
             if options.json:
-                report = {"key": key, "peers": {"flags": tools.flags, "cpu_library_s": seconds}, "results": results}
+                report = {"key": key, "flags": tools.flags, "results": results}
                 options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     order = {(c.peer, c.name): i for i, c in enumerate(make_cases(options.k, options.p_min))}
     results.sort(key=lambda r: order.get((r["peer"], r["case"]), len(order)))
