@@ -111,11 +111,11 @@ def test_each_further_sequence_stays_below_the_limit(n_right: int) -> None:
     """Against one sequence, for 2, 4 and 8. The best of short runs, as many as it takes: other work only adds time."""
     best = dict.fromkeys((1, 2, 4, 8), float("inf"))
     further = dict.fromkeys((2, 4, 8), float("inf"))
-    for _ in range(60):
+    for i in range(60):
         for n in best:
             best[n] = min(best[n], loop_us(n, n_right, 50, n_vocab=512))
         further = {n: (best[n] - best[1]) / (n - 1) for n in further}
-        if max(further.values()) <= LIMIT_FURTHER_US:
+        if i >= 9 and max(further.values()) <= LIMIT_FURTHER_US:
             return
     pytest.fail(f"{further} us for each sequence after the first")
 
