@@ -291,6 +291,7 @@ def _pair(group: list[Prompt], turn: int, ours: Callable[[], Result], peer: Call
         "same": same_text(mine, theirs),
         "drafted": [mine.drafted, theirs.drafted],
         "accepted": [mine.accepted, theirs.accepted],
+        "pyspec_phases_us": mine.phases_us,
         "tokens": mine.tokens,
         "peer_tokens": theirs.tokens,
         "peer_texts": theirs.texts,

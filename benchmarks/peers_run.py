@@ -60,7 +60,7 @@ class Result:
         speed: tokens a second while generating, prompt left out; None where the peer cannot tell.
         speed_whole: tokens a second from the request to the last token, prompt included; None likewise.
         tokens, texts: what was generated; what the peer does not tell is empty.
-        n_pass, drafted, accepted: what speculation did; None: not told.
+        drafted, accepted: what speculation did. phases_us: where pyspec's time went. None: not told.
     """
 
     speed: float | None
@@ -69,6 +69,7 @@ class Result:
     texts: list[str] = field(default_factory=list)
     drafted: int | None = None
     accepted: int | None = None
+    phases_us: dict[str, int] | None = None
 
 
 # ---- llama.cpp's tools ----------------------------------------------------------------------------------------------
@@ -244,7 +245,8 @@ class Server:
         n = sum(int(r["tokens_predicted"]) for r in good)
         timings = [r.get("timings", {}) for r in good]
         return Result(
-            float(timings[0]["predicted_per_second"]) if len(good) == 1 else None,
+            # its clock starts when the first token is there
+            1000 * (n - 1) / float(timings[0]["predicted_ms"]) if len(good) == 1 else None,
             n / wall,
             tokens=[list(r.get("tokens", [])) for r in good],
             texts=[str(r["content"]) for r in good],
@@ -339,7 +341,7 @@ class Worker:
         self._process.stdin.write(json.dumps({"prompts": [list(p) for p in job.prompts], "n": job.n}) + "\n")
         self._process.stdin.flush()
         a = self._answer()
-        n = sum(map(len, a["tokens"])) if "tokens" in a else int(a["n_decode"])
+        n = sum(map(len, a["tokens"])) if "tokens" in a else int(a["n_decode"]) + len(job.prompts)
         single = len(job.prompts) == 1
         return Result(
             a["n_decode"] / a["decode_s"] if single and a["decode_s"] else None,
@@ -348,6 +350,7 @@ class Worker:
             texts=a.get("texts", []),
             drafted=a.get("drafted"),
             accepted=a.get("accepted"),
+            phases_us=a.get("phases_us"),
         )
 
     def close(self) -> None:

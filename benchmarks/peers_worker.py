@@ -153,7 +153,8 @@ def xllamacpp_engine(config: dict[str, Any]) -> Serve:
             "texts": [r["choices"][0]["text"] if "choices" in r else r["content"] for r in replies],
             "wall_s": wall,
             "decode_s": timings[0].get("predicted_ms", 0.0) / 1000 if len(prompts) == 1 else None,
-            "n_decode": sum(int(t.get("predicted_n", 0)) for t in timings),
+            # the server's clock starts when the first token is there
+            "n_decode": sum(int(t.get("predicted_n", 0)) for t in timings) - len(prompts),
             "drafted": sum(int(t.get("draft_n", 0)) for t in timings),
             "accepted": sum(int(t.get("draft_n_accepted", 0)) for t in timings),
         }
