@@ -12,7 +12,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-vulkan test-foreign lint types build build-cuda bench sdist wheel clean distclean
+.PHONY: help demo test test-fast test-vulkan test-foreign lint types build build-cuda bench bench-compare bench-peers \
+  sdist wheel clean distclean
 
 help:
 	@echo "make demo       install into $(VENV), get a small model, answer a prompt with and without speculation"
@@ -23,7 +24,9 @@ help:
 	@echo "make build      native libraries and extensions, in place"
 	@echo "make build-cuda the same with the CUDA backend, for CUDA_ARCHITECTURES (90)"
 	@echo "make wheel      a wheel for other machines; wheel-vulkan, wheel-cuda: a GPU's module; test-wheel: build and try it"
-	@echo "make lint types bench sdist clean distclean"
+	@echo "make bench      time kernels, loop and models; make bench-compare BASE=rev: against an earlier revision"
+	@echo "make bench-peers  against llama.cpp's tools and Python packages, which it builds and installs in a cache folder"
+	@echo "make lint types sdist clean distclean"
 
 # --- the environment: each stamp names what is installed, and is redone when the metadata changes ----------------------
 
@@ -118,6 +121,15 @@ types: build $(VENV)/.stamp-test
 
 bench: build $(VENV)/.stamp-bench
 	@$(PY) -m pytest benchmarks --benchmark-enable --benchmark-only $(PYTEST_ARGS)
+
+# BENCH_ARGS goes to benchmarks/bench_compare.py, for example BENCH_ARGS="--rounds 5 -- -k argmax"
+bench-compare: build $(VENV)/.stamp-bench
+	@test -n "$(BASE)" || { echo "error: which revision? make bench-compare BASE=main" >&2; exit 2; }
+	@$(PY) benchmarks/bench_compare.py $(BASE) $(BENCH_ARGS)
+
+# PEERS_ARGS goes to benchmarks/peers.py, for example PEERS_ARGS="--cases llama-bench,eagle3 --repeats 1"
+bench-peers: build $(VENV)/.stamp-bench
+	@$(PY) benchmarks/peers.py $(PEERS_ARGS)
 
 sdist: $(VENV)/.stamp-test
 	@$(PY) -m build --sdist --no-isolation

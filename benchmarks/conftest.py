@@ -36,6 +36,9 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
+    override = os.environ.get("PYSPEC_BENCH_COMMIT")
+    if override:
+        return override
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
@@ -46,22 +49,47 @@ def _commit() -> str:
 
 
 @lru_cache(maxsize=1)
-def result_key() -> dict[str, Any]:
-    """What must be equal for two results to be comparable, and the commit that is compared."""
+def machine_key() -> dict[str, Any]:
+    """What all results of this run belong to. The commit is what ``compare.py`` compares; the rest must be equal."""
+    try:
+        from pyspec._build_info import BUILD_INFO
+
+        info: dict[str, Any] = BUILD_INFO
+    except ImportError:
+        info = {}
     return {
         "commit": _commit(),
+        "pin": info.get("llama_commit"),
+        "backend": ",".join(info.get("backends", ())) or None,
+        "compiler": info.get("compiler"),
         "cpu": _cpu(),
         "n_cpu": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
+        # what only benchmarks with a model have
+        "device": None,
+        "model": None,
+        "model_sha256": None,
+        "quantisation": None,
+        "threads": None,
+        "drafter": None,
+        "draft_sha256": None,
+        "k": None,
     }
 
 
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The key of this benchmark: change it before the measurement ends, and the change is recorded."""
+    return dict(machine_key())
+
+
 @pytest.fixture(autouse=True)
-def _record_key(request: pytest.FixtureRequest) -> None:
+def _record_key(request: pytest.FixtureRequest, key: dict[str, Any]) -> None:
     if "benchmark" in request.fixturenames:
-        request.getfixturevalue("benchmark").extra_info.update(result_key())
+        # the same object, so that what a test adds is there when the file is written
+        request.getfixturevalue("benchmark").extra_info["key"] = key
 
 
 def _times(call: Call, n: int) -> float:
@@ -127,3 +155,9 @@ def compare(benchmark: Any) -> Compare:
         return result["ratio"]
 
     return run
+
+
+@pytest.fixture
+def ratio_of() -> Callable[[Call, Call], dict[str, float]]:
+    """:func:`speed_ratio`, for what needs more than one baseline."""
+    return speed_ratio

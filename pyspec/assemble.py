@@ -270,7 +270,7 @@ def assemble(
         n_draft = options.params.n_max
     params = _target_params(target, options, plans, n_seq, n_ctx, n_draft)
     with ExitStack() as stack:
-        context = stack.enter_context(Context(target, params))
+        context = stack.enter_context(_context(target, params, options, n_seq))
         if loras:
             context.handle.set_loras(loras)
         params = context.params  # with the thread counts that are really used
@@ -327,7 +327,12 @@ def _target_params(
     if (target.is_recurrent or target.is_hybrid) and 0 < n_draft <= N_RS_SEQ_MAX:
         n_rs_seq = max(n_rs_seq, n_draft)
     n_rs_seq = max(base.n_rs_seq, min(n_rs_seq, max(base.n_ubatch - 2, 0)))
+    # With a cache of its own for each sequence libllama cuts a pass into parts in which all have equally many rows, and
+    # each part reads all the weights. Drafts differ in length, so there one cache is shared. Exact passes, and plain
+    # decoding, have equally many rows, and shorter caches to attend to.
+    shared = n_seq > 1 and n_draft > 0 and not exact and not (target.is_recurrent or target.is_hybrid or target.n_swa)
     changes: dict[str, Any] = {
+        "kv_unified": base.kv_unified or shared,
         "n_ctx": n_ctx if base.kv_unified else n_ctx * n_seq,
         "n_batch": n_batch,
         "n_seq_max": n_seq,
@@ -347,7 +352,7 @@ def _draft_context(
     other = target if given.pop("other", False) else None
     own = dict(options.draft_context)
     if own.get("n_ctx"):
-        own["n_ctx"] = own["n_ctx"] * (1 if params.kv_unified else n_seq)
+        own["n_ctx"] = own["n_ctx"] * (1 if options.context.kv_unified else n_seq)
     else:
         own.pop("n_ctx", None)
     changes = {"n_rs_seq": 0, "n_outputs_max": 0, "cache_type_k": "f16", "cache_type_v": "f16", **given, **own}
@@ -355,7 +360,17 @@ def _draft_context(
     for name in ("n_batch", "n_ubatch"):
         changes.setdefault(name, max(getattr(params, name), given.get("n_outputs_max", 0)))
     draft_params: ContextParams = params.override(**changes)
-    return Context(model, draft_params, other)
+    return _context(model, draft_params, options, n_seq, other)
+
+
+def _context(
+    model: Model, params: ContextParams, options: Options, n_seq: int, other: Context | None = None
+) -> Context:
+    context = Context(model, params, other)
+    if params.kv_unified and not options.context.kv_unified:
+        # nobody asked for a shared cache: each sequence has its share of it, as if it were its own
+        context.n_ctx_seq = min(context.n_ctx_seq, context.params.n_ctx // n_seq)
+    return context
 
 
 def describe(assembly: Assembly, target: Model, draft: Model | None) -> dict[str, Any]:

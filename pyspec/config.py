@@ -181,7 +181,8 @@ class ContextParams(_Options):
         cache_type_k, cache_type_v: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0" or "iq4_nl".
         offload_kqv: KV cache on the GPU. op_offload: host tensor operations on the GPU.
         swa_full: full-size cache for sliding-window layers.
-        kv_unified: one cache shared by all sequences.
+        kv_unified: one cache shared by all sequences, ``n_ctx`` for them together. Off: ``LLM`` shares one between
+            sequences that draft (drafts differ in length), with ``n_ctx`` for each.
     """
 
     n_ctx: int = 0

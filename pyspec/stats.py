@@ -10,7 +10,7 @@ __all__ = ["ControlStats", "DrafterStats", "PhaseTimes", "SpecStats"]
 
 
 def _count_positions(per_pos: list[int], n: int) -> None:
-    """Add one to each of the first ``n`` positions."""
+    """Add one to each of the first ``n`` positions; ``n`` is at least 1."""
     if len(per_pos) < n:
         per_pos.extend([0] * (n - len(per_pos)))
     for i in range(n):
@@ -43,8 +43,10 @@ class DrafterStats:
         self.n_acc_drafts += n_accepted > 0
         self.n_gen_tokens += n_draft
         self.n_acc_tokens += n_accepted
-        _count_positions(self.n_gen_tokens_per_pos, n_draft)
-        _count_positions(self.n_acc_tokens_per_pos, n_accepted)
+        if n_draft:
+            _count_positions(self.n_gen_tokens_per_pos, n_draft)
+            if n_accepted:
+                _count_positions(self.n_acc_tokens_per_pos, n_accepted)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -127,8 +129,10 @@ class SpecStats:
         self.n_pass += 1
         self.n_draft += n_draft
         self.n_accepted += n_accepted
-        _count_positions(self.drafted_per_pos, n_draft)
-        _count_positions(self.accepted_per_pos, n_accepted)
+        if n_draft:
+            _count_positions(self.drafted_per_pos, n_draft)
+            if n_accepted:
+                _count_positions(self.accepted_per_pos, n_accepted)
 
     @property
     def acceptance_rate(self) -> float | None:

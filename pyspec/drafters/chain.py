@@ -54,7 +54,7 @@ class DrafterChain:
         """Fill the requests; returns who won each sequence that has a draft."""
         winners: dict[int, Drafter] = {}
         for drafter in self.drafters:
-            asked = [r for r in requests if r.seq not in winners]
+            asked = [r for r in requests if r.seq not in winners] if winners else requests
             if asked:
                 self.ask(drafter, asked)
                 winners.update((r.seq, drafter) for r in asked if r.draft)
@@ -79,11 +79,13 @@ class DrafterChain:
 
     def _may(self, drafter: Drafter, request: DraftRequest) -> bool:
         chosen = request.drafters is None or drafter.name in request.drafters
-        return chosen and not self._is_off(drafter, request.seq)
+        return chosen and not (self._failed and self._is_off(drafter, request.seq))
 
     def _checked(self, draft: Iterable[int], n_max: int) -> list[int]:
         """At most ``n_max`` ids, up to the first unknown one. Raises TypeError for what is no integer."""
         tokens = [operator.index(t) for t in islice(draft, n_max)]
+        if not tokens or (min(tokens) >= 0 and max(tokens) < self._n_vocab):
+            return tokens
         return list(takewhile(lambda t: 0 <= t < self._n_vocab, tokens))
 
     @staticmethod
@@ -115,7 +117,9 @@ class DrafterChain:
     def process(self, batch: Batch) -> None:
         """Let all mirror the pass that the target has just evaluated."""
         for drafter in self.drafters:
-            seqs = [seq for seq in batch.rows() if not self._is_off(drafter, seq)]
+            seqs = list(batch.rows())
+            if self._failed:
+                seqs = [seq for seq in seqs if not self._is_off(drafter, seq)]
             if seqs:
                 try:
                     drafter.run_process(batch)
@@ -125,7 +129,7 @@ class DrafterChain:
     def accept(self, seq: int, n_accepted: int, winner: Drafter | None, n_draft: int) -> None:
         """Tell all how much of the verified draft holds, and whose it was."""
         for drafter in self.drafters:
-            if not self._is_off(drafter, seq):
+            if not (self._failed and self._is_off(drafter, seq)):
                 try:
                     drafter.run_accept(seq, n_accepted, drafter is not winner, n_draft)
                 except Exception as e:
