@@ -7,7 +7,7 @@ from typing import Any
 from . import _binding, _loader
 from ._binding import is_loaded, load, set_log_level
 from .devices import Device, devices
-from .handles import ContextHandle, ModelHandle, ThreadPool, quantize
+from .handles import ContextHandle, ModelHandle, ThreadPool, context_memory, quantize
 
 __all__ = [
     "ContextHandle",
@@ -16,6 +16,7 @@ __all__ = [
     "ThreadPool",
     "available",
     "build_info",
+    "context_memory",
     "devices",
     "is_loaded",
     "load",

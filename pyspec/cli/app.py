@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from . import bench as _bench
 from . import generate as _generate
 from . import inspection, lookup, report, terminal
+from . import options as opt
 from . import sampling as _sampling
 from . import verify as _verify
 
@@ -130,12 +131,13 @@ def generate(
         list[str] | None,
         typer.Option("--device", metavar="NAME", help="As 'pyspec devices' lists it; may be repeated."),
     ] = None,
-    cache_type_k: Annotated[
-        str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
-    ] = None,
-    cache_type_v: Annotated[
-        str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")
-    ] = None,
+    cache_type_k: opt.CacheTypeK = None,
+    cache_type_v: opt.CacheTypeV = None,
+    draft_cache_type_k: opt.DraftCacheTypeK = None,
+    draft_cache_type_v: opt.DraftCacheTypeV = None,
+    swa_full: Annotated[bool, typer.Option("--swa-full", help="Full-size cache for sliding-window layers.")] = False,
+    flash_attn: opt.FlashAttn = "auto",
+    n_ubatch: opt.UBatch = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No table of counts and speeds on stderr.")] = False,
     verbose: Verbose = 0,
@@ -168,6 +170,11 @@ def generate(
         "devices": device,
         "cache_type_k": cache_type_k,
         "cache_type_v": cache_type_v,
+        "draft_cache_type_k": draft_cache_type_k,
+        "draft_cache_type_v": draft_cache_type_v,
+        "swa_full": swa_full or None,
+        "flash_attn": opt.flash_attn(flash_attn),
+        "n_ubatch": n_ubatch,
     }
     options.update({name: value for name, value in more.items() if value is not None})
     try:
@@ -229,10 +236,35 @@ def _speculation(spec_type: str) -> str | list[str]:
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file.")],
     draft: Draft = None,
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", metavar="N", help="Also the memory of caches for N tokens of a sequence.")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", metavar="K", help="Draft length, for --ctx.")] = 3,
+    n_seq: Annotated[int, typer.Option("--n-seq", metavar="N", help="Sequences, for --ctx.")] = 1,
+    kv_unified: Annotated[bool, typer.Option("--kv-unified", help="One cache for all sequences.")] = False,
+    n_ubatch: Annotated[int, typer.Option("--n-ubatch", metavar="N", help="Rows of a micro-batch, for --ctx.")] = 512,
+    cache_type_k: opt.CacheTypeK = None,
+    cache_type_v: opt.CacheTypeV = None,
+    draft_cache_type_k: opt.DraftCacheTypeK = None,
+    draft_cache_type_v: opt.DraftCacheTypeV = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a model file is, and with which speculation types it works as target and as draft."""
-    inspection.run(model, draft, as_json)
+    """Show what a model file is, and with which speculation types it works as target and as draft.
+
+    --ctx: bytes of the cache with the small window and the full one, and the margin that rejected drafts need.
+    """
+    sizes = None
+    if ctx is not None:
+        sizes = inspection.Sizes(
+            n_ctx=ctx,
+            k=k,
+            n_seq=n_seq,
+            kv_unified=kv_unified,
+            n_ubatch=n_ubatch,
+            types=(cache_type_k or "f16", cache_type_v or "f16"),
+            draft_types=(draft_cache_type_k or "f16", draft_cache_type_v or "f16"),
+        )
+    inspection.run(model, draft, as_json, sizes)
 
 
 @app.command()

@@ -12,7 +12,7 @@ import typer
 from ..errors import ConfigError
 from . import terminal
 
-__all__ = ["check_writable", "integers", "names", "write_json"]
+__all__ = ["check_writable", "flash_attn", "integers", "names", "write_json"]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")]
 Drafts = Annotated[
@@ -39,6 +39,24 @@ Devices = Annotated[
 ]
 PMin = Annotated[float | None, typer.Option("--p-min", metavar="P", help="Stop a draft at a token less likely.")]
 FlashAttn = Annotated[str, typer.Option("--flash-attn", metavar="on|off|auto", help="Flash attention.")]
+Kv = Annotated[
+    str | None,
+    typer.Option("--kv", metavar="TYPE,...|both", help="Types of the K and V cache to compare; both: f16 and q8_0."),
+]
+SwaFull = Annotated[
+    str, typer.Option("--swa-full", metavar="off|on|both", help="Full-size cache for sliding-window layers.")
+]
+UBatch = Annotated[int | None, typer.Option("--n-ubatch", metavar="N", help="Rows computed at once; default: 512.")]
+CacheTypeK = Annotated[
+    str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
+]
+CacheTypeV = Annotated[str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")]
+DraftCacheTypeK = Annotated[
+    str | None, typer.Option("--draft-cache-type-k", metavar="T", help="Type of the draft's K cache.")
+]
+DraftCacheTypeV = Annotated[
+    str | None, typer.Option("--draft-cache-type-v", metavar="T", help="Type of the draft's V cache.")
+]
 JsonOut = Annotated[
     str | None, typer.Option("--json", metavar="OUT", help="Write everything as JSON to a file; -: to stdout.")
 ]
@@ -69,11 +87,16 @@ def integers(text: str | None, option: str) -> list[int]:
     return numbers
 
 
+def flash_attn(value: str) -> str:
+    """The value of --flash-attn. Raises BadParameter for an unknown one."""
+    if value not in ("on", "off", "auto"):
+        raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {value!r}")
+    return value
+
+
 def load_options(**given: Any) -> dict[str, Any]:
     """Options of :class:`pyspec.LLM` from those of the command line that were given."""
-    flash = given.pop("flash_attn", "auto")
-    if flash not in ("on", "off", "auto"):
-        raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {flash!r}")
+    flash = flash_attn(given.pop("flash_attn", "auto"))
     return {"flash_attn": flash, **{name: value for name, value in given.items() if value is not None}}
 
 

@@ -71,6 +71,8 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
+    #: The option that says how many tokens are proposed at most; empty: there is none.
+    limit_option: ClassVar[str] = "n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         self.target = target

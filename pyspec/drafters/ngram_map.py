@@ -32,6 +32,7 @@ class NgramMapK(Drafter):
     """
 
     name: ClassVar[str] = "ngram-map-k"
+    limit_option: ClassVar[str] = "size_m"
     key_only: ClassVar[bool] = True
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:

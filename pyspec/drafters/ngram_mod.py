@@ -35,6 +35,7 @@ class NgramMod(Drafter):
     """
 
     name: ClassVar[str] = "ngram-mod"
+    limit_option: ClassVar[str] = "mod_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

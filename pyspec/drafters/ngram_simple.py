@@ -63,6 +63,7 @@ class NgramSimple(Drafter):
     """
 
     name: ClassVar[str] = "ngram-simple"
+    limit_option: ClassVar[str] = "size_m"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

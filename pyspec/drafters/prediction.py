@@ -69,6 +69,7 @@ class Prediction(Drafter):
     """See the module. ``prediction_n_max``: most tokens proposed a step; fewer while the place is not sure."""
 
     name: ClassVar[str] = "prediction"
+    limit_option: ClassVar[str] = "prediction_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

@@ -88,6 +88,7 @@ class Suffix(Drafter):
     """
 
     name: ClassVar[str] = "suffix"
+    limit_option: ClassVar[str] = "suffix_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "prompts": LEVEL0,
     "bench": ANYTHING,
     "measure": ANYTHING,
+    "summary": LEVEL0,
     "verify": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,
