@@ -144,7 +144,7 @@ def test_bench_command(tiny: Any, prompts: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_bench_compares_caches(tiny: Any, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One command for the small window and the full one, with two types of cache, each beside its own plain decoding."""
+    """One command for both windows and two types of cache, each beside its own plain decoding."""
     out = tmp_path / "out.json"
     args = ["bench", tiny("target-swa"), "--draft", tiny("draft-swa-half"), "--spec-type", "draft-simple", "--k", "3"]
     args += ["--prompts", prompts, "-n", "60", "-c", "1024", "-t", "1", "--raw", "--ignore-eos", "--json", str(out)]
