@@ -20,6 +20,7 @@ from .drafters.gguf import read_header
 from .engine import Engine
 from .errors import ConfigError, UnsupportedError
 from .runtime import Context, Model
+from .types import RollbackKind
 
 __all__ = ["Assembly", "Options", "assemble", "load_models"]
 
@@ -33,6 +34,9 @@ N_RS_SEQ_MAX = 16
 
 #: n_max of "auto" where none is given: most tokens a draft model is asked for. How many it makes is decided as it goes.
 AUTO_N_MAX = 8
+
+#: Cells that a window cache which several sequences of a draft share has beyond their windows, at least.
+N_SPARE_CELLS = 256
 
 Progress = Callable[[float], "bool | None"]
 Speculation: TypeAlias = "str | Maker | Sequence[str | Maker]"
@@ -280,8 +284,10 @@ def assemble(
         drafters: list[Drafter] = []
         for maker, plan in zip(makers, plans, strict=True):
             draft_ctx: Context | None = None
+            _check_window(context, maker, plan, "")
             if plan.draft_context is not None:
                 draft_ctx = stack.enter_context(_draft_context(draft or target, context, params, plan, options, n_seq))
+                _check_window(draft_ctx, maker, plan, "draft_")
                 drafts.append(draft_ctx)
             context.require(plan.requirements)
             drafters.append(custom.make(maker, plan, context, draft_ctx, options.params, n_seq))
@@ -357,8 +363,12 @@ def _draft_context(
         own.pop("n_ctx", None)
     changes = {"n_rs_seq": 0, "n_outputs_max": 0, "cache_type_k": "f16", "cache_type_v": "f16", **given, **own}
     # a small n_batch is a limit for the target's passes; a block of a draft has to fit its own
+    least = given.get("n_outputs_max", 0)
+    if model.n_swa and params.kv_unified and n_seq > 1:
+        # drafts of several sequences, row by row in one window cache, are taken back only if it has cells to spare
+        least = max(least, N_SPARE_CELLS)
     for name in ("n_batch", "n_ubatch"):
-        changes.setdefault(name, max(getattr(params, name), given.get("n_outputs_max", 0)))
+        changes.setdefault(name, max(getattr(params, name), least))
     draft_params: ContextParams = params.override(**changes)
     return _context(model, draft_params, options, n_seq, other)
 
@@ -371,6 +381,26 @@ def _context(
         # nobody asked for a shared cache: each sequence has its share of it, as if it were its own
         context.n_ctx_seq = min(context.n_ctx_seq, context.params.n_ctx // n_seq)
     return context
+
+
+def _check_window(context: Context, maker: Maker, plan: Plan, prefix: str) -> None:
+    """A sliding-window cache gives back the rows of one micro-batch, so a whole verification has to fit into one.
+
+    Raises:
+        ConfigError: the drafts of this method may be longer.
+    """
+    limit = context.memory.n_rows_max
+    n_rows = min(plan.n_max, context.n_ctx_seq - 1) + 1
+    if context.memory.kind is RollbackKind.NONE or n_rows <= limit:
+        return
+    option = maker.limit_option
+    lower = f"lower {option} to {limit - 1}, " if option and limit > 1 else ""
+    raise ConfigError(
+        f"{prefix}n_ubatch={limit} is too small for {maker.name} with {option or 'n_max'}={plan.n_max}: the window "
+        f"cache of {context.model.path.name!r} can take back no more rows than a micro-batch has, and a pass with such "
+        f"a draft has {n_rows}. Raise {prefix}n_ubatch (and {prefix}n_batch) to {n_rows}, {lower}or use "
+        f"{prefix}swa_full=True"
+    )
 
 
 def describe(assembly: Assembly, target: Model, draft: Model | None) -> dict[str, Any]:

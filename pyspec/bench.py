@@ -8,23 +8,34 @@ past outputs do not find the answers of the repeat before.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any
 
 from . import assemble
-from .config import SamplingParams, SpeculationParams, usable_n_threads
+from .config import ContextParams, SamplingParams, SpeculationParams, usable_n_threads
 from .drafters import registry
 from .errors import ConfigError
 from .llm import LLM
 from .prompts import Prompt
 from .runtime import Context, Model
 from .sampling import Logprobs
+from .summary import Run, summarise
 
-__all__ = ["PLAIN", "Bench", "Run", "Setting", "encode_prompt", "load_for", "make_settings", "summarise"]
+__all__ = [
+    "PLAIN",
+    "Bench",
+    "Mode",
+    "Run",
+    "Setting",
+    "encode_prompt",
+    "load_for",
+    "make_modes",
+    "make_settings",
+    "summarise",
+]
 
 #: Label of plain decoding.
 PLAIN = "plain"
@@ -46,6 +57,42 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Mode:
+    """How the cache is kept: a label, and options of :class:`pyspec.LLM`."""
+
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_modes(swa_full: str = "off", kv: str | None = None) -> list[Mode]:
+    """The modes to compare.
+
+    Args:
+        swa_full: "off", "on" or "both". kv: types of the K and V cache, with commas between them; "both": f16 and
+            q8_0; None: the default.
+
+    Raises:
+        ConfigError: another value.
+    """
+    windows = {"off": [False], "on": [True], "both": [False, True]}.get(swa_full)
+    if windows is None:
+        raise ConfigError(f"swa_full must be 'off', 'on' or 'both', got {swa_full!r}")
+    types = ["f16", "q8_0"] if kv == "both" else [None] if kv is None else [t.strip() for t in kv.split(",")]
+    if len(set(types)) != len(types):
+        raise ConfigError(f"kv names a type twice: {kv}")
+    modes = []
+    for window in windows:
+        for t in types:
+            options: dict[str, Any] = {"swa_full": window}
+            if t is not None:
+                options |= {"cache_type_k": t, "cache_type_v": t}
+                ContextParams(**options)
+            parts = [*(["swa_full"] if window else []), *([t] if t is not None else [])]
+            modes.append(Mode(" ".join(parts) or "default", options))
+    return modes
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One way to generate.
 
@@ -54,12 +101,14 @@ class Setting:
         speculation: "off", "auto", or names of methods in order of priority.
         draft: index into the bench's drafts, or None.
         options: options of :class:`pyspec.LLM` that only this setting has.
+        base: label of the setting it is compared with; None: the first.
     """
 
     label: str
     speculation: tuple[str, ...]
     draft: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    base: str | None = None
 
 
 def limit_options(names: Iterable[str], k: int) -> dict[str, Any]:
@@ -77,7 +126,12 @@ def _n_max(k: int | None) -> dict[str, Any]:
 
 
 def make_settings(
-    types: Sequence[str], ks: Sequence[int] = (), drafts: Sequence[str] = (), *, exact: bool = False
+    types: Sequence[str],
+    ks: Sequence[int] = (),
+    drafts: Sequence[str] = (),
+    *,
+    exact: bool = False,
+    modes: Sequence[Mode] = (),
 ) -> list[Setting]:
     """Plain decoding, and every combination of method, draft and k.
 
@@ -86,6 +140,7 @@ def make_settings(
         ks: draft lengths; empty: each method's default.
         drafts: labels of the draft models, for "auto" and the methods named ``draft-*``; others are run without.
         exact: each setting a second time in exact mode, after the others.
+        modes: all of it in each of these modes, compared with plain decoding in the same mode; empty: the default.
 
     Raises:
         ConfigError: an unknown method, the same setting twice, or a draft that no method uses.
@@ -115,60 +170,19 @@ def make_settings(
             Setting(f"{s.label} exact", s.speculation, s.draft, {**s.options, "exact": True})
             for s in [*plain, *settings[1:]]
         ]
+    if len(modes) > 1:
+        settings = [
+            replace(s, label=f"{s.label}, {m.label}", options={**s.options, **m.options}, base=f"{PLAIN}, {m.label}")
+            for m in modes
+            for s in settings
+        ]
+    elif modes:
+        settings = [replace(s, options={**s.options, **modes[0].options}) for s in settings]
     labels = [s.label for s in settings]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise ConfigError(f"the setting {twice!r} is given twice")
     return settings
-
-
-@dataclass(slots=True)
-class Run:
-    """One generation. Times in microseconds; ``logprob_us`` is in none of the others but ``wall_us``.
-
-    Attributes:
-        n_prompt: tokens of the prompt. n_prefill: how many of them were evaluated before the first pass that generates.
-        logprob: sum over the output of the natural logarithm of each token's probability under the target.
-        first_difference: index of the first output token that is not plain decoding's; None: there is none.
-        drafters: for each drafter in use its drafts, the tokens in them, and those that were accepted.
-    """
-
-    setting: str
-    prompt: str
-    repeat: int
-    n_prompt: int
-    n_prefill: int
-    n_output: int
-    n_pass: int
-    n_draft: int
-    n_accepted: int
-    drafted_per_pos: list[int]
-    accepted_per_pos: list[int]
-    finish_reason: str
-    wall_us: int
-    prefill_us: int
-    draft_us: int
-    decode_us: int
-    process_us: int
-    verify_us: int
-    rollback_us: int
-    logprob_us: int
-    logprob: float
-    first_difference: int | None = None
-    drafters: dict[str, list[int]] = field(default_factory=dict)
-    tokens: list[int] = field(default_factory=list)
-
-    @property
-    def generate_us(self) -> int:
-        """Everything but the prompt and the measurement of log-probabilities."""
-        return max(1, self.wall_us - self.prefill_us - self.logprob_us)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.n_output / self.generate_us * 1e6
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "tokens"}
 
 
 class _TimedLogprobs:
@@ -239,6 +253,8 @@ class Bench:
         self._stack = ExitStack()
         with ExitStack() as stack:
             self.model, self.drafts = load_for(stack, model, drafts, self.settings, self.options, progress)
+            if any(s.options.get("swa_full") for s in self.settings) and not self.model.n_swa:
+                raise ConfigError("this model has no sliding window: there is no swa_full to compare")
             self.prompts = [(p, encode_prompt(self.model, p.text, raw)) for p in prompts]
             longest, n_longest = max(((p.name, len(t)) for p, t in self.prompts), key=lambda x: x[1])
             if n_ctx and n_longest > n_ctx:
@@ -269,6 +285,9 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _base(self, setting: Setting) -> str:
+        return setting.base or self.settings[0].label
 
     def llm(self, setting: Setting, n_ctx: int = 0) -> LLM:
         """An LLM on the loaded models in one setting; the caller closes it."""
@@ -304,14 +323,22 @@ class Bench:
                         done[setting.label] = self._measure(llm, setting.label, prompt, tokens, r)
                         if progress is not None:
                             progress((len(runs) + len(done)) / n_all)
-                    plain = done[self.settings[0].label]
-                    for run in done.values():
-                        run.first_difference = _first_difference(plain.tokens, run.tokens)
+                    for s in self.settings:
+                        run = done[s.label]
+                        run.first_difference = _first_difference(done[self._base(s)].tokens, run.tokens)
                     runs += [done[s.label] for s in self.settings]
-        base = [r for r in runs if r.setting == self.settings[0].label]
+
+        def of(label: str) -> list[Run]:
+            return [r for r in runs if r.setting == label]
+
         return {
             "settings": [
-                {"label": s.label, **used[s.label], **summarise([r for r in runs if r.setting == s.label], base)}
+                {
+                    "label": s.label,
+                    "base": self._base(s),
+                    **used[s.label],
+                    **summarise(of(s.label), of(self._base(s))),
+                }
                 for s in self.settings
             ],
             "runs": [r.to_dict() for r in runs],
@@ -340,9 +367,11 @@ class Bench:
                     done.append(self._measure(llm, setting.label, Prompt(str(length), ""), tokens, 0))
                     if progress is not None:
                         progress((i * len(llms) + len(done)) / (len(lengths) * len(llms)))
-                for run in done:
-                    run.first_difference = _first_difference(done[0].tokens, run.tokens)
-                    out.append({"n_ctx_used": length, "label": run.setting, **summarise([run], done[:1])})
+                by_label = {run.setting: run for run in done}
+                for s, run in zip(self.settings, done, strict=True):
+                    base = by_label[self._base(s)]
+                    run.first_difference = _first_difference(base.tokens, run.tokens)
+                    out.append({"n_ctx_used": length, "label": run.setting, **summarise([run], [base])})
         return out
 
     def batch_cost(self, rows: Sequence[int], progress: Progress | None = None) -> list[dict[str, Any]]:
@@ -450,83 +479,3 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
         if x != y:
             return i
     return None if len(a) == len(b) else min(len(a), len(b))
-
-
-def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
-    """One setting's figures over all its runs.
-
-    Sums over runs: "PN" prompt tokens, "generated", "DN" drafted, "DA" accepted, "LOGPROB"; "drafters" has "drafts",
-    "DN" and "DA" of each drafter of a chain. Tokens per second: "PP", "TG". "speedup" compares tokens per second with
-    the run of ``base`` that had the same prompt and repeat; ``base`` itself is compared with the median of its repeats.
-    """
-    n_output = sum(r.n_output for r in runs)
-    n_draft, n_accepted = sum(r.n_draft for r in runs), sum(r.n_accepted for r in runs)
-    n_prefill, prefill_us = sum(r.n_prefill for r in runs), sum(r.prefill_us for r in runs)
-    generate_us = sum(r.generate_us for r in runs)
-    logprob = math.fsum(r.logprob for r in runs)
-    n_pass = sum(r.n_pass for r in runs)
-    drafted, accepted = _add(r.drafted_per_pos for r in runs), _add(r.accepted_per_pos for r in runs)
-    accepted += [0] * (len(drafted) - len(accepted))
-    drafters: dict[str, list[int]] = {}
-    for run in runs:
-        for name, counts in run.drafters.items():
-            drafters[name] = [a + b for a, b in zip(drafters.get(name, [0, 0, 0]), counts, strict=True)]
-    phases = ("draft", "decode", "process", "verify", "rollback")
-    times = {name: sum(getattr(r, f"{name}_us") for r in runs) for name in phases}
-    times["other"] = max(0, generate_us - sum(times.values()))
-    return {
-        "PN": sum(r.n_prompt for r in runs),
-        "generated": n_output,
-        "PP": n_prefill / prefill_us * 1e6 if prefill_us else None,
-        "TG": n_output / generate_us * 1e6,
-        "DN": n_draft,
-        "DA": n_accepted,
-        "LOGPROB": logprob,
-        "PERPLEXITY": math.exp(-logprob / n_output) if n_output else None,
-        "acceptance_rate": n_accepted / n_draft if n_draft else None,
-        "acceptance_per_pos": [a / d for a, d in zip(accepted, drafted, strict=True)],
-        "drafted_per_pos": drafted,
-        "drafters": {n: {"drafts": c[0], "DN": c[1], "DA": c[2]} for n, c in drafters.items()},
-        "mean_accepted_length": n_output / n_pass if n_pass else None,
-        "n_pass": n_pass,
-        "time_us": {"prefill": prefill_us, **times},
-        "time_share": {name: us / generate_us for name, us in times.items()},
-        "same_as_plain": sum(r.first_difference is None for r in runs),
-        "n_runs": len(runs),
-        "speedup": _speedup(runs, base),
-    }
-
-
-def _add(lists: Iterable[Sequence[int]]) -> list[int]:
-    out: list[int] = []
-    for values in lists:
-        out += [0] * (len(values) - len(out))
-        for i, value in enumerate(values):
-            out[i] += value
-    return out
-
-
-def _speedup(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
-    reference = {(r.prompt, r.repeat): r.tokens_per_s for r in base}
-    if runs and runs[0].setting == base[0].setting:
-        # compared with itself: how far its repeats lie apart, which is the noise in all the other figures
-        same = {p: statistics.median(r.tokens_per_s for r in base if r.prompt == p) for p in {r.prompt for r in base}}
-        reference = {(r.prompt, r.repeat): same[r.prompt] for r in base}
-    pairs = [(r.prompt, r.tokens_per_s / reference[r.prompt, r.repeat]) for r in runs]
-    ratios = [ratio for _, ratio in pairs]
-    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    by_prompt: dict[str, list[float]] = {}
-    for prompt, ratio in pairs:
-        by_prompt.setdefault(prompt, []).append(ratio)
-    total = sum(r.n_output for r in runs) / sum(r.generate_us for r in runs)
-    total_base = sum(r.n_output for r in base) / sum(r.generate_us for r in base)
-    return {
-        "total": total / total_base,
-        "median": statistics.median(ratios),
-        "p25": quartiles[0],
-        "p75": quartiles[2],
-        "min": min(ratios),
-        "max": max(ratios),
-        "n": len(ratios),
-        "by_prompt": {prompt: statistics.median(values) for prompt, values in by_prompt.items()},
-    }

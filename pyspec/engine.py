@@ -40,6 +40,9 @@ __all__ = ["Engine", "Observer"]
 
 log = logging.getLogger("pyspec")
 
+#: Where all sequences do not fit into one pass with drafts of this length, they take several.
+_N_DRAFT_SHARED = 15
+
 #: Called after each verification with (sequence, logits, row, n_draft, emitted): row ``row + i`` of ``logits`` decided
 #: ``emitted[i]``. Logits are borrowed for the call. What follows the end of the sequence is emitted, not committed.
 Observer: TypeAlias = Callable[[Sequence, F32Array, int, int, list[int]], None]
@@ -108,6 +111,10 @@ class Engine:
             self._check_exact()
             self.n_ctx = min(self.n_ctx, target.n_ctx_seq - self._n_rows + 1)
             self._n_draft_max = min(self._n_draft_max, self._n_rows - 1)
+        # in exact mode who else is running must not show in the shape of a pass; drafts are else shortened to share
+        # one, but not to nothing
+        shortest = min(self.n_draft_max, _N_DRAFT_SHARED)
+        self._n_group = 1 if self._n_rows else max(1, self._n_rows_max // (shortest + 1))
         rates = synthetic_rates(speculation or SpeculationParams(), self.n_draft_max)
         if rates:
             self._verify = SyntheticVerifier(self._verify, rates, self.eog_tokens)
@@ -261,10 +268,8 @@ class Engine:
             if filling is not None:
                 self._prefill(filling)
             ready = [s for s in active if not s.prompt_pending]
-            # in exact mode who else is running must not show in the shape of a pass
-            for group in [[s] for s in ready] if self._n_rows else [ready]:
-                if group:
-                    self._decode_step(group)
+            for i in range(0, len(ready), self._n_group):
+                self._decode_step(ready[i : i + self._n_group])
         except BaseException as e:
             # half-done caches are never used: whatever was interrupted starts over from its tokens
             self._restart_all()

@@ -91,12 +91,11 @@ class PhaseTimes:
     process_us: int = 0
     verify_us: int = 0
     rollback_us: int = 0
-    other_us: int = 0
 
     @property
     def step_us(self) -> int:
         """All phases but the prompt's."""
-        return self.draft_us + self.decode_us + self.process_us + self.verify_us + self.rollback_us + self.other_us
+        return self.draft_us + self.decode_us + self.process_us + self.verify_us + self.rollback_us
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .bench import Setting, encode_prompt, load_for
+from .bench import Mode, Setting, encode_prompt, load_for, make_modes
 from .config import ContextParams, SamplingParams
 from .errors import ConfigError, NativeError, UnsupportedError
 from .llm import LLM
@@ -34,39 +34,6 @@ N_NOISE = 64
 N_SIZES = 4
 
 Progress = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """How the cache is kept: a label, and options of :class:`pyspec.LLM`."""
-
-    label: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def make_modes(swa_full: str = "off", kv: str | None = None) -> list[Mode]:
-    """The modes to compare.
-
-    Args:
-        swa_full: "off", "on" or "both". kv: a type of the K and V cache; "both": f16 and q8_0; None: the default.
-
-    Raises:
-        ConfigError: another value.
-    """
-    windows = {"off": [False], "on": [True], "both": [False, True]}.get(swa_full)
-    if windows is None:
-        raise ConfigError(f"swa_full must be 'off', 'on' or 'both', got {swa_full!r}")
-    types = ["f16", "q8_0"] if kv == "both" else [kv]
-    modes = []
-    for window in windows:
-        for t in types:
-            options: dict[str, Any] = {"swa_full": window}
-            if t is not None:
-                options |= {"cache_type_k": t, "cache_type_v": t}
-                ContextParams(**options)
-            parts = [*(["swa_full"] if window else []), *([t] if t is not None else [])]
-            modes.append(Mode(" ".join(parts) or "default", options))
-    return modes
 
 
 @dataclass(frozen=True, slots=True)

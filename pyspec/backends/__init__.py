@@ -11,7 +11,7 @@ from ._estimate import HOST, MemoryUse, estimate_memory
 from ._gguf import split_paths
 from ._select import devices_in_use
 from .devices import Device, DeviceTest, check_device, devices, features, find_device
-from .handles import ContextHandle, LoraHandle, ModelHandle, ThreadPool, quantize
+from .handles import ContextHandle, LoraHandle, ModelHandle, ThreadPool, context_memory, quantize
 
 __all__ = [
     "HOST",
@@ -26,6 +26,7 @@ __all__ = [
     "available_bytes",
     "build_info",
     "check_device",
+    "context_memory",
     "devices",
     "devices_in_use",
     "estimate_memory",

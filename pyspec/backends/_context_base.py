@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..config import CACHE_TYPES, ContextParams, default_n_threads
-from ..errors import ConfigError, NativeError, State
+from ..errors import ConfigError, NativeError, State, UnsupportedError
 from . import _binding
+from ._attention import check_attention
 from ._context_checks import check_context, check_memory
-from ._model import ModelHandle
+from ._model import ModelHandle, native_model_params
 from ._ownership import Handle, Native, creating
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, drain_log, last_error, last_log, raise_status
 from ._threadpool import usable_cpus
@@ -17,7 +19,7 @@ from ._threadpool import usable_cpus
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
 
-__all__ = ["ContextBase", "native_context_params"]
+__all__ = ["ContextBase", "context_memory", "native_context_params"]
 
 # options that llama_context_params has under the same name
 _SAME_NAME = (
@@ -41,6 +43,7 @@ class ContextBase(Handle):
         model_native = model._open()
         other_native = None if other is None else other._open()
         check_context(model, params, other)
+        check_attention(model, params)
         ffi, lib = _binding.ffi, _binding.lib
         self._ffi, self._lib = ffi, lib
         self.model, self.other, self.params = model, other, params
@@ -94,6 +97,10 @@ class ContextBase(Handle):
             raise ConfigError(
                 f"{path!r} has no token embeddings or output head of its own: pass the target's context as other"
             )
+        refused = next((line for line in log if "cache type" in line or "V cache" in line), None)
+        if refused is not None:
+            types = f"cache_type_k={p.cache_type_k!r}, cache_type_v={p.cache_type_v!r}"
+            raise UnsupportedError(f"{path!r} cannot be run with {types}: {refused.strip()}")
         what = f"context on {path!r} (n_ctx={p.n_ctx}, n_batch={p.n_batch}, n_seq_max={p.n_seq_max})"
         if rc == ERR_ABORT:
             reason = f"a native assertion failed: {reason}"
@@ -162,6 +169,31 @@ def native_context_params(params: ContextParams, embeddings: bool) -> Any:
     p.embeddings = embeddings
     p.no_perf = True
     return p
+
+
+def context_memory(model: ModelHandle, params: ContextParams) -> dict[str, int]:
+    """What a context would take: libllama computes the sizes and allocates nothing.
+
+    Returns:
+        Bytes on all devices: "context" (cache), "compute" (work buffers).
+
+    Raises:
+        ConfigError, UnsupportedError: no such context can be made. NativeError: libllama refuses it.
+    """
+    check_context(model, params, None)
+    check_attention(model, params)
+    out = _binding.ffi.new("struct pyspec_memory *")
+    model_params = native_model_params(model.params)
+    path = os.fsencode(model.path)
+    rc = _binding.lib.pyspec_context_memory(path, model_params.params, native_context_params(params, False), out)
+    if rc:
+        reason = last_error()
+        drain_log()
+        raise NativeError(
+            f"context on {model.path!r}: {reason}", func="llama_init_from_model", code=rc, state="unchanged"
+        )
+    drain_log()
+    return {"context": int(out.context), "compute": int(out.compute)}
 
 
 def _input_widths(model: ModelHandle, is_mtp: bool) -> tuple[int, int]:

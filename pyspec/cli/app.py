@@ -137,12 +137,13 @@ def generate(
         list[str] | None,
         typer.Option("--device", metavar="NAME", help="As 'pyspec devices' lists it; may be repeated."),
     ] = None,
-    cache_type_k: Annotated[
-        str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
-    ] = None,
-    cache_type_v: Annotated[
-        str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")
-    ] = None,
+    cache_type_k: options.CacheTypeK = None,
+    cache_type_v: options.CacheTypeV = None,
+    draft_cache_type_k: options.DraftCacheTypeK = None,
+    draft_cache_type_v: options.DraftCacheTypeV = None,
+    swa_full: Annotated[bool, typer.Option("--swa-full", help="Full-size cache for sliding-window layers.")] = False,
+    flash_attn: options.FlashAttn = "auto",
+    n_ubatch: options.UBatch = None,
     lora: options.Loras = None,
     json_schema: _structured.JsonSchema = None,
     compact_json: _structured.CompactJson = False,
@@ -184,6 +185,11 @@ def generate(
         "cache_type_k": cache_type_k,
         "cache_type_v": cache_type_v,
         "lora": options.loras(lora),
+        "draft_cache_type_k": draft_cache_type_k,
+        "draft_cache_type_v": draft_cache_type_v,
+        "swa_full": swa_full or None,
+        "flash_attn": options.flash_attn(flash_attn),
+        "n_ubatch": n_ubatch,
     }
     given.update({name: value for name, value in more.items() if value is not None})
     given.update(lookup or {})
@@ -250,10 +256,35 @@ def _speculation(spec_type: str) -> str | list[str]:
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file.")],
     draft: Draft = None,
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", metavar="N", help="Also the memory of caches for N tokens of a sequence.")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", metavar="K", help="Draft length, for --ctx.")] = 3,
+    n_seq: Annotated[int, typer.Option("--n-seq", metavar="N", help="Sequences, for --ctx.")] = 1,
+    kv_unified: Annotated[bool, typer.Option("--kv-unified", help="One cache for all sequences.")] = False,
+    n_ubatch: Annotated[int, typer.Option("--n-ubatch", metavar="N", help="Rows of a micro-batch, for --ctx.")] = 512,
+    cache_type_k: options.CacheTypeK = None,
+    cache_type_v: options.CacheTypeV = None,
+    draft_cache_type_k: options.DraftCacheTypeK = None,
+    draft_cache_type_v: options.DraftCacheTypeV = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a model file is, and with which speculation types it works as target and as draft."""
-    inspection.run(model, draft, as_json)
+    """Show what a model file is, and with which speculation types it works as target and as draft.
+
+    --ctx: bytes of the cache with the small window and the full one, and the margin that rejected drafts need.
+    """
+    sizes = None
+    if ctx is not None:
+        sizes = inspection.Sizes(
+            n_ctx=ctx,
+            k=k,
+            n_seq=n_seq,
+            kv_unified=kv_unified,
+            n_ubatch=n_ubatch,
+            types=(cache_type_k or "f16", cache_type_v or "f16"),
+            draft_types=(draft_cache_type_k or "f16", draft_cache_type_v or "f16"),
+        )
+    inspection.run(model, draft, as_json, sizes)
 
 
 @app.command()

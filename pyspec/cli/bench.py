@@ -55,13 +55,13 @@ def command(
     n_threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = None,
     device: opt.Devices = None,
-    cache_type_k: Annotated[
-        str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
-    ] = None,
-    cache_type_v: Annotated[
-        str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")
-    ] = None,
-    swa_full: Annotated[bool, typer.Option("--swa-full", help="Full-size cache for sliding-window layers.")] = False,
+    cache_type_k: opt.CacheTypeK = None,
+    cache_type_v: opt.CacheTypeV = None,
+    draft_cache_type_k: opt.DraftCacheTypeK = None,
+    draft_cache_type_v: opt.DraftCacheTypeV = None,
+    kv: opt.Kv = None,
+    swa_full: opt.SwaFull = "off",
+    n_ubatch: opt.UBatch = None,
     p_min: opt.PMin = None,
     flash_attn: opt.FlashAttn = "auto",
     json_out: opt.JsonOut = None,
@@ -82,7 +82,7 @@ def command(
     PN: prompt tokens. PP, TG: prompt and generated tokens a second. DN, DA: tokens drafted and accepted.
     LOGPROB, PERPLEXITY: of the output, under the target.
     """
-    from ..bench import Bench, make_settings
+    from ..bench import Bench, make_modes, make_settings
     from ..prompts import read_prompts
 
     if max_tokens < 1 or repeat < 1:
@@ -105,7 +105,9 @@ def command(
         devices=device,
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,
-        swa_full=swa_full,
+        draft_cache_type_k=draft_cache_type_k,
+        draft_cache_type_v=draft_cache_type_v,
+        n_ubatch=n_ubatch,
         p_min=p_min,
         flash_attn=flash_attn,
         synth_len=synth_len,
@@ -113,7 +115,13 @@ def command(
         **(lookup or {}),
     )
     drafts = draft or []
-    settings = make_settings(opt.names(spec_type), ks, _labels(drafts), exact=exact)
+    if kv is not None and (cache_type_k is not None or cache_type_v is not None):
+        raise typer.BadParameter("give --kv or --cache-type-k and --cache-type-v, not both")
+    try:
+        modes = make_modes(swa_full, kv)
+    except ConfigError as e:
+        raise typer.BadParameter(str(e)) from None
+    settings = make_settings(opt.names(spec_type), ks, _labels(drafts), exact=exact, modes=modes)
     texts = read_prompts(prompts)
     with terminal.progress(f"loading {terminal.printable(model)}") as step:
         bench = Bench(model, drafts, settings, texts, sampling, raw=raw, n_ctx=n_ctx, progress=step, options=options)

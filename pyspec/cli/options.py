@@ -15,7 +15,7 @@ import typer
 from ..errors import ConfigError
 from . import terminal
 
-__all__ = ["check_writable", "integers", "lookup_options", "names", "numbers", "write_json"]
+__all__ = ["check_writable", "flash_attn", "integers", "lookup_options", "names", "numbers", "write_json"]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")]
 Drafts = Annotated[
@@ -45,6 +45,24 @@ FlashAttn = Annotated[str, typer.Option("--flash-attn", metavar="on|off|auto", h
 Loras = Annotated[
     list[str] | None,
     typer.Option("--lora", metavar="FILE[:SCALE]", help="LoRA adapter for the target; may be repeated."),
+]
+Kv = Annotated[
+    str | None,
+    typer.Option("--kv", metavar="TYPE,...|both", help="Types of the K and V cache to compare; both: f16 and q8_0."),
+]
+SwaFull = Annotated[
+    str, typer.Option("--swa-full", metavar="off|on|both", help="Full-size cache for sliding-window layers.")
+]
+UBatch = Annotated[int | None, typer.Option("--n-ubatch", metavar="N", help="Rows computed at once; default: 512.")]
+CacheTypeK = Annotated[
+    str | None, typer.Option("--cache-type-k", metavar="T", help="Type of the K cache: f16, q8_0, ...")
+]
+CacheTypeV = Annotated[str | None, typer.Option("--cache-type-v", metavar="T", help="Type of the V cache.")]
+DraftCacheTypeK = Annotated[
+    str | None, typer.Option("--draft-cache-type-k", metavar="T", help="Type of the draft's K cache.")
+]
+DraftCacheTypeV = Annotated[
+    str | None, typer.Option("--draft-cache-type-v", metavar="T", help="Type of the draft's V cache.")
 ]
 JsonOut = Annotated[
     str | None, typer.Option("--json", metavar="OUT", help="Write everything as JSON to a file; -: to stdout.")
@@ -132,11 +150,16 @@ def numbers(text: str | None, option: str) -> tuple[float, ...]:
         raise typer.BadParameter(f"{option} {text!r}: give numbers with commas between them") from None
 
 
+def flash_attn(value: str) -> str:
+    """The value of --flash-attn. Raises BadParameter for an unknown one."""
+    if value not in ("on", "off", "auto"):
+        raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {value!r}")
+    return value
+
+
 def load_options(**given: Any) -> dict[str, Any]:
     """Options of :class:`pyspec.LLM` from those of the command line that were given."""
-    flash = given.pop("flash_attn", "auto")
-    if flash not in ("on", "off", "auto"):
-        raise typer.BadParameter(f"--flash-attn must be on, off or auto, not {flash!r}")
+    flash = flash_attn(given.pop("flash_attn", "auto"))
     return {"flash_attn": flash, **{name: value for name, value in given.items() if value is not None}}
 
 

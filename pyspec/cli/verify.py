@@ -27,12 +27,13 @@ def command(
     k: opt.Ks = None,
     prompts: opt.Prompts = "suite",
     n_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens to compare for each prompt.")] = 128,
-    swa_full: Annotated[
-        str, typer.Option("--swa-full", metavar="off|on|both", help="Full-size cache for sliding-window layers.")
-    ] = "off",
-    kv: Annotated[
-        str | None, typer.Option("--kv", metavar="TYPE|both", help="Type of the K and V cache; both: f16 and q8_0.")
-    ] = None,
+    swa_full: opt.SwaFull = "off",
+    kv: opt.Kv = None,
+    cache_type_k: opt.CacheTypeK = None,
+    cache_type_v: opt.CacheTypeV = None,
+    draft_cache_type_k: opt.DraftCacheTypeK = None,
+    draft_cache_type_v: opt.DraftCacheTypeV = None,
+    n_ubatch: opt.UBatch = None,
     exact: Annotated[bool, typer.Option("--exact", help="All in exact mode: no difference is forgiven.")] = False,
     raw: opt.Raw = False,
     n_ctx: opt.NCtx = 0,
@@ -63,10 +64,17 @@ def command(
     drafts = draft or []
     settings = make_settings(opt.names(spec_type), opt.integers(k, "--k"), _labels(drafts))
     texts = read_prompts(prompts)
+    if kv is not None and (cache_type_k is not None or cache_type_v is not None):
+        raise typer.BadParameter("give --kv or --cache-type-k and --cache-type-v, not both")
     options = opt.load_options(
         n_threads=n_threads,
         n_gpu_layers=n_gpu_layers,
         devices=device,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        draft_cache_type_k=draft_cache_type_k,
+        draft_cache_type_v=draft_cache_type_v,
+        n_ubatch=n_ubatch,
         p_min=p_min,
         flash_attn=flash_attn,
         **(lookup or {}),

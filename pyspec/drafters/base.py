@@ -75,6 +75,8 @@ class Drafter(ABC):
     cheap: ClassVar[bool] = False
     #: ``DraftRequest.probs`` are probabilities of the whole proposal up to a token, not of the token alone.
     joint_probs: ClassVar[bool] = False
+    #: The option that says how many tokens are proposed at most; empty: there is none.
+    limit_option: ClassVar[str] = "n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         self.target = target

@@ -144,6 +144,7 @@ class NgramCache(Drafter):
 
     name: ClassVar[str] = "ngram-cache"
     cheap: ClassVar[bool] = True
+    limit_option: ClassVar[str] = ""
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

@@ -25,6 +25,7 @@ class NgramMapK(NgramDrafter[NgramMap]):
 
     name: ClassVar[str] = "ngram-map-k"
     cheap: ClassVar[bool] = True
+    limit_option: ClassVar[str] = "size_m"
     key_only: ClassVar[bool] = True
 
     def make_index(self) -> NgramMap:

@@ -36,6 +36,7 @@ class NgramMod(Drafter):
 
     name: ClassVar[str] = "ngram-mod"
     cheap: ClassVar[bool] = True
+    limit_option: ClassVar[str] = "mod_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

@@ -24,6 +24,7 @@ class NgramSimple(NgramDrafter[NgramIndex]):
 
     name: ClassVar[str] = "ngram-simple"
     cheap: ClassVar[bool] = True
+    limit_option: ClassVar[str] = "size_m"
 
     def make_index(self) -> NgramIndex:
         """See :meth:`NgramDrafter.make_index`."""

@@ -70,6 +70,7 @@ class Prediction(Drafter):
 
     name: ClassVar[str] = "prediction"
     cheap: ClassVar[bool] = True
+    limit_option: ClassVar[str] = "prediction_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

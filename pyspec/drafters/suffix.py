@@ -94,6 +94,7 @@ class Suffix(Drafter):
     name: ClassVar[str] = "suffix"
     cheap: ClassVar[bool] = True
     joint_probs: ClassVar[bool] = True
+    limit_option: ClassVar[str] = "suffix_n_max"
 
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .. import backends
-from ..config import ModelParams
+from ..config import ContextParams, ModelParams
 from ..errors import ConfigError
 from .vocab import Vocab
 
@@ -75,6 +75,14 @@ class Model:
     def chat_template(self, name: str | None = None) -> str | None:
         """The model's own chat template (Jinja), or None."""
         return self.handle.chat_template(name)
+
+    def context_memory(self, params: ContextParams) -> dict[str, int]:
+        """Bytes that a context would take: "context" (the cache) and "compute". Nothing is allocated.
+
+        Raises:
+            ConfigError, UnsupportedError, NativeError: no such context can be made.
+        """
+        return backends.context_memory(self.handle, params)
 
     @property
     def on_gpu(self) -> bool:

@@ -40,6 +40,12 @@ CASES = [
     ("target-llama", "draft-llama-half", {"flash_attn": False}),
     ("target-swa", "draft-swa-half", {}),
     ("target-swa", "draft-swa-half", {"swa_full": True}),
+    ("target-swa", "draft-swa-half", {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
+    ("target-swa", "draft-swa-half", {"n_ubatch": 4}),
+    ("target-hybrid", "draft-mtp-only", {"cache_type_k": "q8_0", "cache_type_v": "q4_0"}),
+    ("target-llama", "draft-llama-half", {"flash_attn": True}),
+    ("target-llama", "draft-llama-half", {"n_ubatch": 5, "n_batch": 7}),
+    ("target-llama", "draft-llama-half", {"n_threads": 2}),
     ("target-hybrid", "draft-mtp-only", {}),
     ("target-mtp", None, {"speculation": "draft-mtp"}),
     ("target-gemma4", "draft-gemma4-assistant-half", {}),
@@ -49,7 +55,8 @@ CASES = [
 @pytest.mark.native
 @pytest.mark.parametrize(("target", "draft", "options"), CASES, ids=lambda v: str(v))
 def test_logits_are_the_same_bits(tiny: Any, target: str, draft: str | None, options: dict[str, Any]) -> None:
-    base = {"n_ctx": 256, "n_threads": 1, "exact": True}
+    options = {"n_threads": 1} | options
+    base = {"n_ctx": 256, "exact": True}
     n = 60 if draft or target == "target-mtp" else 200  # a text without repeats gives n-gram look-up nothing to do
     plain_options = {k: v for k, v in options.items() if k not in ("speculation", "size_n")}
     with pyspec.LLM(tiny(target), speculation="off", **base, **plain_options) as llm:
@@ -71,6 +78,38 @@ def test_who_else_runs_does_not_show(tiny: Any, kv_unified: bool) -> None:
         alone = [llm.generate(p, max_tokens=60, ignore_eos=True).tokens for p in PROMPTS]
         together = llm.generate(PROMPTS, max_tokens=60, ignore_eos=True)
     assert [r.tokens for r in together] == alone
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["split", "unified"])
+@pytest.mark.parametrize("n_seq", [2, 4])
+@pytest.mark.parametrize(("target", "draft"), [("target-llama", "draft-llama-half"), ("target-swa", "draft-swa-half")])
+def test_several_sequences_are_the_same_bits(target: str, draft: str, n_seq: int, kv_unified: bool, tiny: Any) -> None:
+    """With drafts and beside others, against the same sequence alone and without drafts, in the same cache."""
+    prompts = [*PROMPTS, "one two"][:n_seq]
+    options = {
+        "n_ctx": 256 * (n_seq if kv_unified else 1), "n_threads": 1, "exact": True, "n_seq_max": n_seq,
+        "kv_unified": kv_unified,
+    }  # fmt: skip
+    with pyspec.LLM(tiny(target), speculation="off", **options) as llm:
+        tokens, logits = generate(llm, prompts, 60)
+    with pyspec.LLM(tiny(target), tiny(draft), **options) as llm:
+        engine = llm._assembly.engine
+        sampling = pyspec.SamplingParams(max_tokens=60, ignore_eos=True)
+        seqs = [engine.submit(llm.tokenize(p), sampling) for p in prompts]
+        rows: dict[int, list[np.ndarray]] = {id(s): [] for s in seqs}
+
+        def observe(seq: Any, found: np.ndarray, row: int, n_draft: int, emitted: list[int]) -> None:
+            rows[id(seq)].extend(found[row : row + len(emitted)].copy())
+
+        engine.observer = observe
+        while not all(s.done for s in seqs):
+            engine.step()
+        assert 0 < engine.stats.n_accepted < engine.stats.n_draft
+        assert [s.output for s in seqs] == tokens
+        for seq, wanted in zip(seqs, logits, strict=True):
+            assert np.array_equal(np.stack(rows[id(seq)][:60]), wanted)
+            engine.release(seq)
 
 
 @pytest.mark.native

@@ -143,9 +143,41 @@ def test_bench_command(tiny: Any, prompts: str, tmp_path: Path, capsys: pytest.C
     assert exact["plain k=3 exact"]["LOGPROB"] == exact["draft-simple k=3 exact"]["LOGPROB"], "bit by bit"
 
 
+def test_bench_compares_caches(tiny: Any, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command for both windows and two types of cache, each beside its own plain decoding."""
+    out = tmp_path / "out.json"
+    args = ["bench", tiny("target-swa"), "--draft", tiny("draft-swa-half"), "--spec-type", "draft-simple", "--k", "3"]
+    args += ["--prompts", prompts, "-n", "60", "-c", "1024", "-t", "1", "--raw", "--ignore-eos", "--json", str(out)]
+    args += ["--draft-cache-type-k", "q8_0", "--ctx-sweep", "64", "--swa-full", "both", "--kv", "f16,q8_0"]
+    assert cli.main(args) == 0
+    printed, err = capsys.readouterr()
+    assert err == ""
+    report = json.loads(out.read_text(encoding="utf-8"))
+    modes = ["f16", "q8_0", "swa_full f16", "swa_full q8_0"]
+    labels = [f"{name}, {mode}" for mode in modes for name in ("plain", "draft-simple k=3")]
+    assert [s["label"] for s in report["settings"]] == labels
+    assert all(label in printed for label in labels)
+    assert [x["label"] for x in report["ctx_sweep"]] == labels
+    found = {s["label"]: s for s in report["settings"]}
+    for mode in modes:
+        plain, drafted = found[f"plain, {mode}"], found[f"draft-simple k=3, {mode}"]
+        assert plain["base"] == drafted["base"] == f"plain, {mode}"
+        assert drafted["same_as_plain"] == drafted["n_runs"] == 2
+        assert plain["speedup"]["total"] == 1.0
+        assert drafted["context"]["cache_type_k"] == mode.split()[-1]
+        assert drafted["draft_contexts"][0]["cache_type_k"] == "q8_0"
+        small = found[f"plain, {mode.split()[-1]}"]["kv_bytes"]["target"]
+        assert (plain["kv_bytes"]["target"] > small) == ("swa_full" in mode)
+    # what is drafted and accepted is the same with either window
+    for kind in ("f16", "q8_0"):
+        pair = [found[f"draft-simple k=3, {mode}"] for mode in (kind, f"swa_full {kind}")]
+        assert pair[0]["acceptance_rate"] == pytest.approx(pair[1]["acceptance_rate"], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
+        (["--swa-full", "both"], 1, "no sliding window"),
         (["--prompts", "absent.txt"], 1, "cannot be read"),
         (["--prompts", "EMPTY"], 1, "holds no prompt"),
         (["--json", "absent/out.json"], 1, "cannot be written"),

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "bench": ANYTHING,
     "measure": ANYTHING,
     "oracle": ANYTHING,
+    "summary": LEVEL0,
     "verify": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,
