@@ -95,7 +95,7 @@ def _hindsight(
                 n = len(result.tokens)
                 took = result.stats.times
                 row_us = min(row_us, statistics.median(p.pass_us for p in places))
-                other_us = min(other_us, (took.process_us + took.verify_us + took.rollback_us + took.other_us) / n)
+                other_us = min(other_us, (took.process_us + took.verify_us + took.rollback_us) / n)
                 for size in {len(p.draft) for p in places} - {0}:
                     times[size] = statistics.median(p.draft_us for p in places if len(p.draft) == size)
                 if not n_max:

@@ -188,7 +188,7 @@ def generate(
         "draft_cache_type_k": draft_cache_type_k,
         "draft_cache_type_v": draft_cache_type_v,
         "swa_full": swa_full or None,
-        "flash_attn": options.flash_attn(flash_attn),
+        "flash_attn": options.flash_attn(flash_attn) if flash_attn != "auto" else None,
         "n_ubatch": n_ubatch,
     }
     given.update({name: value for name, value in more.items() if value is not None})
