@@ -260,7 +260,9 @@ def assemble(
     is_auto = options.speculation == ("auto",)
     exact = options.params.exact
     if is_auto and "n_max" not in options.given and not exact and not (target.is_recurrent or target.is_hybrid):
-        options = replace(options, params=options.params.override(n_max=max(AUTO_N_MAX, options.params.n_min)))
+        n_max = max(1, options.params.n_min, min(AUTO_N_MAX, options.context.n_ubatch - 1))
+        options = replace(options, params=options.params.override(n_max=n_max))
+    chosen = () if is_auto else names
     names = (*(name for name in options.extra if name not in names), *names)
     makers = [options.custom.get(name) or registry.get(name) for name in names]
     plans = [custom.plan(maker, target, draft, options.params, n_seq) for maker in makers]
@@ -282,12 +284,15 @@ def assemble(
         n_threads_pool = max(n_threads, params.n_threads_batch or 1)
         drafts: list[Context] = []
         drafters: list[Drafter] = []
-        for maker, plan in zip(makers, plans, strict=True):
+        for name, maker, plan in zip(names, makers, plans, strict=True):
             draft_ctx: Context | None = None
-            _check_window(context, maker, plan, "")
+            n_max = min(plan.n_max, options.params.n_max) if exact else plan.n_max
+            # what nobody asked for by name is cut to what fits
+            if name in chosen or plan.draft_context is not None:
+                _check_window(context, maker, n_max, "")
             if plan.draft_context is not None:
                 draft_ctx = stack.enter_context(_draft_context(draft or target, context, params, plan, options, n_seq))
-                _check_window(draft_ctx, maker, plan, "draft_")
+                _check_window(draft_ctx, maker, n_max, "draft_")
                 drafts.append(draft_ctx)
             context.require(plan.requirements)
             drafters.append(custom.make(maker, plan, context, draft_ctx, options.params, n_seq))
@@ -383,20 +388,22 @@ def _context(
     return context
 
 
-def _check_window(context: Context, maker: Maker, plan: Plan, prefix: str) -> None:
+def _check_window(context: Context, maker: Maker, n_max: int, prefix: str) -> None:
     """A sliding-window cache gives back the rows of one micro-batch, so a whole verification has to fit into one.
+
+    ``n_max``: length of the longest draft.
 
     Raises:
         ConfigError: the drafts of this method may be longer.
     """
     limit = context.memory.n_rows_max
-    n_rows = min(plan.n_max, context.n_ctx_seq - 1) + 1
+    n_rows = min(n_max, context.n_ctx_seq - 1) + 1
     if context.memory.kind is RollbackKind.NONE or n_rows <= limit:
         return
     option = maker.limit_option
     lower = f"lower {option} to {limit - 1}, " if option and limit > 1 else ""
     raise ConfigError(
-        f"{prefix}n_ubatch={limit} is too small for {maker.name} with {option or 'n_max'}={plan.n_max}: the window "
+        f"{prefix}n_ubatch={limit} is too small for {maker.name} with {option or 'n_max'}={n_max}: the window "
         f"cache of {context.model.path.name!r} can take back no more rows than a micro-batch has, and a pass with such "
         f"a draft has {n_rows}. Raise {prefix}n_ubatch (and {prefix}n_batch) to {n_rows}, {lower}or use "
         f"{prefix}swa_full=True"
