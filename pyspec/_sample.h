@@ -1,8 +1,9 @@
 /* Filters over the candidates of one row of logits, in the order a sampler chain asks for them.
  *
- * Semantics are those of llama_sampler_* (llama.h); the way is another: a row stays what it is, an array of floats, until
- * a filter has found the threshold that cuts it down, so nothing of the vocabulary's size is ever sorted. Temperature is
- * kept as a factor and never multiplied into the row. Conventions of _kernels.h hold; rows have no NaN and no +inf here.
+ * Semantics are those of llama_sampler_* (llama.h); the way is another: a row stays what it is, an array of floats,
+ * until a filter has found the threshold that cuts it down, so nothing of the vocabulary's size is ever sorted.
+ * Temperature is kept as a factor and never multiplied into the row. Conventions of _kernels.h hold; rows have no NaN
+ * and no +inf here.
  */
 #ifndef PYSPEC_SAMPLE_H
 #define PYSPEC_SAMPLE_H
@@ -31,7 +32,7 @@ typedef struct {
 } ps_cand;
 
 /* Largest of x[0..n); *bad is set where a NaN is among them. */
-PS_CLONES static float ps_scan(const float *x, ptrdiff_t n, int *bad) {
+PS_INLINE float ps_scan_inline(const float *x, ptrdiff_t n, int *bad) {
     float lane[PS_LANES];
     int32_t nan[PS_LANES];
     float best = -INFINITY;
@@ -44,10 +45,12 @@ PS_CLONES static float ps_scan(const float *x, ptrdiff_t n, int *bad) {
             for (int j = 0; j < PS_LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
             for (int j = 0; j < PS_LANES; j++) nan[j] |= x[i + j] != x[i + j];
         }
-        for (int j = 0; j < PS_LANES; j++) {
-            best = lane[j] > best ? lane[j] : best;
-            any |= nan[j];
+        for (int w = PS_LANES / 2; w > 0; w /= 2) {
+            for (int j = 0; j < w; j++) lane[j] = lane[j + w] > lane[j] ? lane[j + w] : lane[j];
+            for (int j = 0; j < w; j++) nan[j] |= nan[j + w];
         }
+        best = lane[0];
+        any = nan[0];
     }
     for (; i < n; i++) {
         best = x[i] > best ? x[i] : best;
@@ -55,6 +58,46 @@ PS_CLONES static float ps_scan(const float *x, ptrdiff_t n, int *bad) {
     }
     *bad = any;
     return best;
+}
+
+PS_CLONES static float ps_scan(const float *x, ptrdiff_t n, int *bad) { return ps_scan_inline(x, n, bad); }
+
+/* ps_top_k, and *bad is set where a NaN is in the row, in one pass over it. */
+PS_CLONES static ptrdiff_t ps_top_k_checked(const float *x, ptrdiff_t n, ptrdiff_t k, float *val, int32_t *ids,
+                                            int *bad) {
+    ptrdiff_t m = 0, i = 0;
+    *bad = 0;
+    for (; i < n && m < k; i++) {
+        *bad |= x[i] != x[i];
+        if (!(x[i] > -INFINITY)) continue;
+        val[m] = x[i];
+        ids[m++] = (int32_t)i;
+    }
+    for (ptrdiff_t h = m / 2 - 1; h >= 0; h--) ps_sift(val, ids, m, h, val[h], ids[h]);
+    while (i < n) {
+        const ptrdiff_t len = n - i < PS_BLOCK ? n - i : PS_BLOCK;
+        int nan;
+        const float best = ps_scan_inline(x + i, len, &nan);
+        *bad |= nan;
+        if (best > val[0])
+            for (ptrdiff_t j = i; j < i + len; j += PS_LANES) {
+                const ptrdiff_t part = i + len - j < PS_LANES ? i + len - j : PS_LANES;
+                int some = 0;
+                for (ptrdiff_t t = 0; t < part; t++) some |= x[j + t] > val[0];
+                if (some)
+                    for (ptrdiff_t t = j; t < j + part; t++)
+                        if (x[t] > val[0]) ps_sift(val, ids, k, 0, x[t], (int32_t)t);
+            }
+        i += len;
+    }
+    for (ptrdiff_t end = m - 1; end > 0; end--) {
+        const float v = val[end];
+        const int32_t id = ids[end];
+        val[end] = val[0];
+        ids[end] = ids[0];
+        ps_sift(val, ids, end, 0, v, id);
+    }
+    return m;
 }
 
 /* First index of the maximum; -1 if the row holds NaN or +inf, or nothing above -inf. */
@@ -103,6 +146,16 @@ static void ps_cand_begin(ps_cand *c, const float *x, ptrdiff_t v, float top) {
     c->sorted = 0;
     c->probs = 0;
     c->total = 0.0;
+}
+
+/* Begins with the k most likely of a row that nothing has looked at, 0 < k < v, k <= PS_HEAP_MAX_K. *bad: NaN in it. */
+static void ps_cand_begin_top_k(ps_cand *c, const float *x, ptrdiff_t v, ptrdiff_t k, int *bad) {
+    ps_cand_begin(c, x, v, -INFINITY);
+    c->n = ps_top_k_checked(x, v, k, c->val, c->ids, bad);
+    c->full = 0;
+    c->sorted = 1;
+    c->size = k;
+    if (c->n > 0) c->top = c->val[0];
 }
 
 /* Writes the candidates out. */
@@ -600,7 +653,7 @@ static void ps_penalize(float *y, const int32_t *h, ptrdiff_t n, ptrdiff_t w, in
         if (counts[h[i]] < 0) counts[h[i]] = -counts[h[i]];
 }
 
-/* ---- DRY. Breakers: head token t has the tails first[t] to first[t + 1] - 1; tail i is tails[start[i]..start[i + 1]) ---- */
+/* ---- DRY. Breakers: head t has the tails first[t] to first[t + 1] - 1; tail i is tails[start[i]..start[i + 1]) ---- */
 
 typedef struct {
     float multiplier, base;

@@ -30,6 +30,8 @@ cdef extern from "_sample.h" nogil:
     Py_ssize_t ps_argmax_checked(const float *x, Py_ssize_t n)
     void ps_mask(float *y, Py_ssize_t n, const uint32_t *mask)
     void ps_cand_begin(ps_cand *c, const float *x, Py_ssize_t v, float top)
+    int PS_HEAP_MAX_K
+    void ps_cand_begin_top_k(ps_cand *c, const float *x, Py_ssize_t v, Py_ssize_t k, int *bad)
     void ps_cand_top_k(ps_cand *c, Py_ssize_t k)
     void ps_cand_top_p(ps_cand *c, double p, Py_ssize_t min_keep)
     void ps_cand_min_p(ps_cand *c, float p, Py_ssize_t min_keep)

@@ -303,7 +303,7 @@ cdef class Sampler:
         cdef ps_cand *c = &self.c
         cdef const double *a
         cdef float *y = self.row
-        cdef Py_ssize_t i, v = self.v, keep
+        cdef Py_ssize_t i, v = self.v, keep, first = 0
         cdef int bad = 0, code
         cdef float top
         if self.writes or mask != NULL:
@@ -316,13 +316,17 @@ cdef class Sampler:
             if mask != NULL:
                 ps_mask(y, v, mask)
             x = y
-        top = ps_scan(x, v, &bad)
-        if bad or top == INFINITY:
+        if self.n_steps > 0 and self.code[0] == _TOP_K and 0 < self.arg[0][0] < v and self.arg[0][0] <= PS_HEAP_MAX_K:
+            # the row is read once
+            ps_cand_begin_top_k(c, x, v, <Py_ssize_t>self.arg[0][0], &bad)
+            first = 1
+        else:
+            ps_cand_begin(c, x, v, ps_scan(x, v, &bad))
+        if bad or c.top == INFINITY:
             return 1
-        if top == -INFINITY:
+        if c.top == -INFINITY:
             return 2
-        ps_cand_begin(c, x, v, top)
-        for i in range(self.n_steps):
+        for i in range(first, self.n_steps):
             a = self.arg[i]
             code = self.code[i]
             keep = <Py_ssize_t>a[1]

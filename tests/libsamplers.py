@@ -87,6 +87,11 @@ class LibChain:
         self.array.data, self.array.size = self.data.ctypes.data, self.n_vocab
         self.array.selected, self.array.sorted = -1, False
 
+    def put_back(self, ready: Any) -> None:
+        """Copy a list of all tokens into ``data``."""
+        ctypes.memmove(self.data.ctypes.data, ready.ctypes.data, self.data.nbytes)
+        self.reset()
+
     def apply(self) -> None:
         """Run the chain over the list."""
         self._lib.llama_sampler_apply(self._chain, ctypes.byref(self.array))
