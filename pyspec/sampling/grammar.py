@@ -222,6 +222,7 @@ class GrammarConstraint:
         self._n_vocab = n_vocab
         self._n = 0
         self._mask: Mask = np.zeros((n_vocab + 31) // 32, np.uint32)
+        self._address = self._mask.ctypes.data
         self._mask_is_new = False
         self._forced: list[int] | None = None
 
@@ -232,7 +233,7 @@ class GrammarConstraint:
             SamplingError: the grammar became too complex for llguidance's limits.
         """
         if not self._mask_is_new:
-            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
             self._check()
             self._mask_is_new = True
         return self._mask
