@@ -78,9 +78,7 @@ class _Tokenizer:
     def __init__(self, vocab: GrammarVocab) -> None:
         special, self.tokens = [], []
         for token in range(vocab.n_tokens):
-            text = vocab.token_bytes(token, True)
-            self.tokens.append(text)
-            # user-defined tokens such as <tool_call> steer like control tokens do, though they are text
+            self.tokens.append(vocab.token_bytes(token, True))
             if vocab.is_control(token):
                 special.append(token)
         self.special_token_ids = sorted({*special, *vocab.eog_tokens})
