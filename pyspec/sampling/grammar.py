@@ -217,7 +217,6 @@ class GrammarConstraint:
     def __init__(self, matcher: llguidance.LLMatcher, n_vocab: int, spec: GrammarSpec) -> None:
         self._matcher = matcher
         self._spec = spec
-        self._n_vocab = n_vocab
         self._n = 0
         self._mask: Mask = np.zeros((n_vocab + 31) // 32, np.uint32)
         self._address = self._mask.ctypes.data

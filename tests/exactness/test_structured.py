@@ -155,6 +155,19 @@ def test_stream_chat_and_logprobs(tiny: Any, make_llm: Any) -> None:
     assert any(e.logprob < e.top[1].logprob for e in whole.logprobs), "the grammar chose against the model"
 
 
+def test_chat_hands_tools_and_documents_to_the_template(tiny: Any, make_llm: Any) -> None:
+    llm = make_llm(tiny("target-llama"), speculation="off")
+    template = "{{ tools[0].name }} {{ documents[0].title }} {{ messages[0].content }}"
+    given = {"tools": [{"name": "weather"}], "documents": [{"title": "sky"}]}
+    for result in (
+        llm.chat([{"role": "user", "content": "Hi"}], template=template, max_tokens=2, **given),
+        list(llm.chat([{"role": "user", "content": "Hi"}], template=template, max_tokens=2, stream=True, **given))[
+            -1
+        ].result,
+    ):
+        assert llm.detokenize(result.prompt_tokens) == "weather sky Hi"
+
+
 def test_one_grammar_for_all_prompts(tiny: Any, make_llm: Any) -> None:
     llm = make_llm(tiny("target-llama"), speculation="ngram-simple")
     results = llm.generate(PROMPTS[:4], choice=["red", "green", "blue"])
