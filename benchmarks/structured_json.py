@@ -58,7 +58,9 @@ def prompt(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": task}]
 
 
-def measure(model: pyspec.Model, rounds: int, max_tokens: int, n_threads: int | None) -> list[dict[str, Any]]:
+def measure(
+    model: pyspec.Model, rounds: int, max_tokens: int, n_threads: int | None, texts: list[str]
+) -> list[dict[str, Any]]:
     llms = [
         pyspec.LLM(model, speculation=speculation, n_ctx=1024, n_threads=n_threads) for _, speculation, _ in SETTINGS
     ]
@@ -66,7 +68,7 @@ def measure(model: pyspec.Model, rounds: int, max_tokens: int, n_threads: int | 
     try:
         for i in range(rounds + 1):
             counts = [[0, 0] for _ in SETTINGS]
-            for text in TEXTS:
+            for text in texts:
                 for j, (llm, (_, _, options)) in enumerate(zip(llms, SETTINGS, strict=True)):
                     # the task without a schema goes on as long as the ones with it are allowed to
                     result = llm.chat(prompt(text), max_tokens=max_tokens, ignore_eos=not options, **options)
@@ -89,14 +91,15 @@ def measure(model: pyspec.Model, rounds: int, max_tokens: int, n_threads: int | 
 
 
 def report(path: str, rows: list[dict[str, Any]]) -> None:
-    print(f"{Path(path).name}, {len(TEXTS)} prompts, {len(rows[0]['rates'])} rounds")
+    print(f"{Path(path).name}, {len(rows[0]['rates'])} rounds")
     for row in rows:
         ratios = [a / b for a, b in zip(row["rates"], rows[0]["rates"], strict=True)]
         row["ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
         median, low, high = row["ratio"]
         print(
             f"  {row['name']:32} {statistics.median(row['rates']):7.1f} tokens/s   "
-            f"{median:5.2f} ({low:.2f} to {high:.2f})   {row['tokens']} tokens"
+            f"{median:5.2f} ({low:.2f} to {high:.2f})   {row['tokens']} tokens",
+            flush=True,
         )
 
 
@@ -104,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=len(TEXTS), help="how many of them")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", metavar="OUT")
@@ -111,7 +115,7 @@ def main() -> None:
     found = {}
     for path in args.model:
         with pyspec.Model(path) as model:
-            found[path] = rows = measure(model, args.rounds, args.max_tokens, args.threads)
+            found[path] = rows = measure(model, args.rounds, args.max_tokens, args.threads, TEXTS[: args.prompts])
         report(path, rows)
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -560,6 +560,8 @@ def _samplings(params: Any, overrides: Mapping[str, Any], n: int, single: bool) 
     for name, given in (("params", params), ("seed", seeds)):
         if isinstance(given, (list, tuple)) and (single or len(given) != n):
             raise ConfigError(f"{name} is a list of {len(given)} for {'one prompt' if single else f'{n} prompts'}")
+    if not n:
+        _sampling(None, overrides)
     many = list(params) if isinstance(params, (list, tuple)) else [params] * n
     if not isinstance(seeds, (list, tuple)):
         out = {id(p): _sampling(p, overrides) for p in many}

@@ -78,9 +78,7 @@ class _Tokenizer:
     def __init__(self, vocab: GrammarVocab) -> None:
         special, self.tokens = [], []
         for token in range(vocab.n_tokens):
-            text = vocab.token_bytes(token, True)
-            self.tokens.append(text)
-            # user-defined tokens such as <tool_call> steer like control tokens do, though they are text
+            self.tokens.append(vocab.token_bytes(token, True))
             if vocab.is_control(token):
                 special.append(token)
         self.special_token_ids = sorted({*special, *vocab.eog_tokens})
@@ -219,9 +217,9 @@ class GrammarConstraint:
     def __init__(self, matcher: llguidance.LLMatcher, n_vocab: int, spec: GrammarSpec) -> None:
         self._matcher = matcher
         self._spec = spec
-        self._n_vocab = n_vocab
         self._n = 0
         self._mask: Mask = np.zeros((n_vocab + 31) // 32, np.uint32)
+        self._address = self._mask.ctypes.data
         self._mask_is_new = False
         self._forced: list[int] | None = None
 
@@ -232,7 +230,7 @@ class GrammarConstraint:
             SamplingError: the grammar became too complex for llguidance's limits.
         """
         if not self._mask_is_new:
-            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
             self._check()
             self._mask_is_new = True
         return self._mask
