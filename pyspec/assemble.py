@@ -239,8 +239,14 @@ def _names(options: Options, target: Model, draft: Model | None) -> tuple[str, .
             raise ConfigError("a draft was given but speculation is 'off': leave one of them out")
         return ()
     if options.speculation == ("auto",):
-        return choose.for_auto(target, draft)
+        # acceptance by lot is for benchmarks of one method
+        return choose.for_auto(target, draft) if _is_controlled(options) else (choose.choose(target, draft),)
     return options.speculation
+
+
+def _is_controlled(options: Options) -> bool:
+    synthetic = options.params.synth_len is not None or options.params.synth_rates
+    return options.speculation == ("auto",) and not synthetic
 
 
 def assemble(
@@ -257,7 +263,7 @@ def assemble(
         NativeError: a context could not be made; what had been made is freed.
     """
     names = _names(options, target, draft)
-    is_auto = options.speculation == ("auto",)
+    is_auto = _is_controlled(options)
     exact = options.params.exact
     if is_auto and "n_max" not in options.given and not exact and not (target.is_recurrent or target.is_hybrid):
         n_max = max(1, options.params.n_min, min(AUTO_N_MAX, options.context.n_ubatch - 1))

@@ -30,6 +30,13 @@ if _name := os.environ.get("PYSPEC_TEST_DRAFT"):
     SMALL["draft_devices"] = () if _name == "CPU" else (_name,)
 
 
+def method_of(tiny: Any, draft: str | None) -> str:
+    """The method that a tiny draft is made for; without one, that of the target's own heads."""
+    from pyspec.drafters.choose import kind_of_file
+
+    return kind_of_file(tiny(draft)) if draft else "draft-mtp"
+
+
 @dataclass(frozen=True)
 class Pair:
     """A target, a draft (None: the target itself) and what to expect.

@@ -258,7 +258,7 @@ class AutoController:
                 "value": t.value,
                 "draft_us": {n: c * unit for n, c in t.cost.measured.items()},
                 "right_by_confidence": t.belief.rates(),
-                "parked": sum(views[i].parked for views in self._views.values()),
+                "parked": sum(views[i].parked for views in list(self._views.values())),
             }
             for i, t in enumerate(self._tracks)
         }

@@ -395,7 +395,7 @@ def test_b10_tokenize_anything(model: str, tiny: Any, run_child: Any) -> None:
 @pytest.mark.parametrize("draft", ["target-llama", "draft-llama-zero"])
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_b11_as_many_tokens_as_asked_for(k: int, draft: str, tiny: Any, make_llm: Any) -> None:
-    llm = make_llm(tiny("target-llama"), tiny(draft), n_max=k)
+    llm = make_llm(tiny("target-llama"), tiny(draft), speculation="draft-simple", n_max=k)
     longest = llm.generate(PROMPTS[0], max_tokens=20, ignore_eos=True).tokens
     for n in range(1, 21):
         result = llm.generate(PROMPTS[0], max_tokens=n, ignore_eos=True)

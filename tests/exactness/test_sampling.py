@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pairs import PROMPTS
+from pairs import PROMPTS, method_of
 
 PAIRS = {
     "draft-simple": ("target-llama", "draft-llama-half"),
@@ -29,7 +29,7 @@ HOT: dict[str, Any] = {
 def test_b15_seed_decides_the_text(way: str, tiny: Any, make_llm: Any) -> None:
     target, draft = PAIRS[way]
     off = make_llm(tiny(target), speculation="off")
-    llm = make_llm(tiny(target), tiny(draft) if draft else None, n_seq_max=3)
+    llm = make_llm(tiny(target), tiny(draft) if draft else None, speculation=method_of(tiny, draft), n_seq_max=3)
     wanted = [off.generate(p, seed=42, **HOT).tokens for p in PROMPTS]
     assert [r.tokens for r in llm.generate(PROMPTS, seed=42, **HOT)] == wanted
     # one alone, after an unrelated call, and as a stream

@@ -52,7 +52,7 @@ def test_requantised_copy_as_draft(smollm2: str, target: pyspec.Model, plain: li
     """Drafts of 2: acceptance above 0.6 on English text (drafts of 3: 0.59 here), and the same tokens."""
     copy = tmp_path / "copy-q4_0.gguf"
     pyspec.quantize(smollm2, copy, "Q4_0", n_threads=1)
-    with pyspec.LLM(target, copy, n_max=2, **OPTIONS) as llm:
+    with pyspec.LLM(target, copy, speculation="draft-simple", n_max=2, **OPTIONS) as llm:
         assert llm.speculation == ("draft-simple",)
         for question, wanted in zip(PROMPTS, plain, strict=True):
             found = ask(llm, question)
@@ -69,11 +69,11 @@ def test_three_prompts_in_one_call(target: pyspec.Model, plain: list[Any]) -> No
 
 
 def test_eagle3_head(target: pyspec.Model, plain: list[Any]) -> None:
-    """Found by itself; weak (some 0.25 of three drafted tokens on other prompts), and exact."""
+    """Weak (some 0.25 of three drafted tokens on other prompts), and exact."""
     if not HEAD.is_file():
         pytest.skip("the EAGLE-3 head is not among the examples' data")
     for n_seq in (1, 3):
-        with pyspec.LLM(target, HEAD, n_seq_max=n_seq, **OPTIONS) as llm:
+        with pyspec.LLM(target, HEAD, speculation="draft-eagle3", n_seq_max=n_seq, **OPTIONS) as llm:
             assert llm.speculation == ("draft-eagle3",)
             results = llm.generate([r.prompt_tokens for r in plain], max_tokens=N)
             assert [r.tokens for r in results] == [r.tokens for r in plain]

@@ -149,7 +149,7 @@ def test_options_without_room_for_drafts(tiny: Any, make_llm: Any) -> None:
 
 
 def test_synthetic_acceptance_is_marked(tiny: Any, make_llm: Any, caplog: pytest.LogCaptureFixture) -> None:
-    llm = make_llm(tiny("target-llama"), tiny("draft-llama-half"), n_max=3, synth_len=4.0)
+    llm = make_llm(tiny("target-llama"), tiny("draft-llama-half"), speculation="draft-simple", n_max=3, synth_len=4.0)
     assert "NOT VALID" in caplog.text
     result = llm.generate(REPEATING[0], max_tokens=N, ignore_eos=True)
     assert not result.valid

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pairs import PROMPTS, SMALL
+from pairs import PROMPTS, SMALL, method_of
 
 import pyspec
 from pyspec.errors import (
@@ -114,7 +114,7 @@ def test_vocabulary_that_does_not_fit(target: str, draft: str, word: str, tiny: 
 
 
 def test_vocabulary_that_fits_after_all(tiny: Any, make_llm: Any) -> None:
-    llm = make_llm(tiny("target-llama-addeos"), tiny("draft-badvocab-addeos"))
+    llm = make_llm(tiny("target-llama-addeos"), tiny("draft-badvocab-addeos"), speculation="draft-simple")
     assert llm.generate(PROMPTS[0], max_tokens=20, ignore_eos=True).stats.n_accepted > 10
 
 
@@ -122,7 +122,7 @@ def test_draft_that_proposes_unknown_tokens(tiny: Any, make_llm: Any) -> None:
     """A compatible draft with more tokens than the target: ids the target lacks never reach it."""
     off = make_llm(tiny("target-llama"), speculation="off")
     for n_seq in (1, 3):
-        llm = make_llm(tiny("target-llama"), tiny("draft-okvocab-stray"), n_seq_max=n_seq)
+        llm = make_llm(tiny("target-llama"), tiny("draft-okvocab-stray"), speculation="draft-simple", n_seq_max=n_seq)
         found = llm.generate(PROMPTS, max_tokens=60, ignore_eos=True)
         wanted = off.generate(PROMPTS, max_tokens=60, ignore_eos=True)
         assert [r.tokens for r in found] == [r.tokens for r in wanted]
@@ -160,7 +160,8 @@ def test_draft_for_another_hidden_size(kind: str, tiny: Any, tmp_path: Path) -> 
 
 
 def test_any_model_of_the_same_vocabulary_can_draft(tiny: Any, make_llm: Any) -> None:
-    result = make_llm(tiny("target-llama"), tiny("draft-swa")).generate(PROMPTS[0], max_tokens=20, ignore_eos=True)
+    llm = make_llm(tiny("target-llama"), tiny("draft-swa"), speculation="draft-simple")
+    result = llm.generate(PROMPTS[0], max_tokens=20, ignore_eos=True)
     assert result.stats.n_draft > 0
 
 
@@ -194,7 +195,7 @@ def test_n_max_above_the_block_size(draft: str, tiny: Any, make_llm: Any, caplog
     """A block of 8: the draft is clamped, with a warning."""
     off = make_llm(tiny("target-llama"), speculation="off")
     with caplog.at_level(logging.WARNING, "pyspec"):
-        llm = make_llm(tiny("target-llama"), tiny(draft), n_max=20)
+        llm = make_llm(tiny("target-llama"), tiny(draft), speculation=f"draft-{draft}", n_max=20)
     assert "20" in caplog.text
     result = llm.generate(PROMPTS[0], max_tokens=60, ignore_eos=True)
     assert result.tokens == off.generate(PROMPTS[0], max_tokens=60, ignore_eos=True).tokens
@@ -202,7 +203,8 @@ def test_n_max_above_the_block_size(draft: str, tiny: Any, make_llm: Any, caplog
 
 
 def test_n_max_above_the_number_of_heads(tiny: Any, make_llm: Any) -> None:
-    result = make_llm(tiny("target-mtp-chain"), n_max=9).generate(PROMPTS[0], max_tokens=60, ignore_eos=True)
+    llm = make_llm(tiny("target-mtp-chain"), speculation="draft-mtp", n_max=9)
+    result = llm.generate(PROMPTS[0], max_tokens=60, ignore_eos=True)
     assert len(result.stats.drafted_per_pos) == 3
 
 
@@ -214,7 +216,9 @@ def test_recurrent_target_with_long_drafts(
     """More than the snapshots can take back: shorter drafts or checkpoints, never a wrong state."""
     off = make_llm(tiny(target), speculation="off")
     for options in ({}, {"n_rs_seq": 2}, {"n_ubatch": 8, "n_batch": 64}):
-        llm = make_llm(tiny(target), tiny(draft) if draft else None, n_max=n_max, **options)
+        llm = make_llm(
+            tiny(target), tiny(draft) if draft else None, speculation=method_of(tiny, draft), n_max=n_max, **options
+        )
         for prompt in PROMPTS[:2]:
             wanted = off.generate(prompt, max_tokens=50, ignore_eos=True).tokens
             assert llm.generate(prompt, max_tokens=50, ignore_eos=True).tokens == wanted
@@ -230,7 +234,7 @@ def test_draft_whose_decode_fails(
 ) -> None:
     """Drafting stops, the output stays right, the failure is counted and logged; the next request drafts again."""
     off = make_llm(tiny(target), speculation="off")
-    llm = make_llm(tiny(target), tiny(draft) if draft else None)
+    llm = make_llm(tiny(target), tiny(draft) if draft else None, speculation=method_of(tiny, draft))
     context = llm._assembly.drafts[0]
     decode, n_calls = context.decode, [0]
 
@@ -393,7 +397,7 @@ def test_detokenize_what_is_no_token(ids: Any, tiny: Any, make_llm: Any) -> None
 def test_k_larger_than_what_is_left(tiny: Any, make_llm: Any) -> None:
     """Near the end of the context and of the budget drafts get shorter."""
     off = make_llm(tiny("target-llama"), speculation="off", n_ctx=48)
-    llm = make_llm(tiny("target-llama"), tiny("target-llama"), n_ctx=48, n_max=40)
+    llm = make_llm(tiny("target-llama"), tiny("target-llama"), speculation="draft-simple", n_ctx=48, n_max=40)
     for n in (1, 2, 3, None):
         wanted = off.generate(PROMPTS[0], max_tokens=n, ignore_eos=True)
         found = llm.generate(PROMPTS[0], max_tokens=n, ignore_eos=True)

@@ -46,7 +46,7 @@ def generate_json(model: str, *args: str, prompt: str = PROMPT, n: int = 48) -> 
 def test_generate_speculates_and_says_the_same(tiny: Any) -> None:
     target, draft = tiny("target-llama"), tiny("draft-llama")
     plain = generate_json(target, "--spec-type", "off")
-    spec = generate_json(target, "--draft", draft)
+    spec = generate_json(target, "--draft", draft, "--spec-type", "draft-simple")
     assert plain["tokens"] == spec["tokens"]
     assert plain["text"] == spec["text"]
     assert len(plain["tokens"]) == plain["usage"]["completion_tokens"] == 48

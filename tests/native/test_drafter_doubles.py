@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pairs import method_of
 
 import pyspec
 from pyspec.drafters.draft_mtp import DraftMtp
@@ -31,8 +32,8 @@ def acceptance(tiny: Any, target: str, draft: str | None, **options: Any) -> flo
     """Share of proposals that were accepted over all prompts; the output is checked against plain decoding."""
     base: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "flash_attn": False}
     options = base | options
-    speculation = {} if draft is not None else {"speculation": "draft-mtp"}
-    with pyspec.LLM(tiny(target), draft=draft and tiny(draft), **speculation, **options) as llm:
+    options["speculation"] = method_of(tiny, draft)
+    with pyspec.LLM(tiny(target), draft=draft and tiny(draft), **options) as llm:
         results = llm.generate(PROMPTS, max_tokens=100, ignore_eos=True)
     n_draft = sum(r.stats.n_draft for r in results)
     with pyspec.LLM(tiny(target), speculation="off", **base) as plain:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pairs import method_of
 
 import pyspec
 
@@ -71,6 +72,7 @@ PAIRS = [
 def measure(tiny: Any, target: str, draft: str | None, n_seq: int, **options: Any) -> tuple[float, int, str]:
     """Accepted share, proposed tokens, and the drafter's name."""
     options = {"n_ctx": 256, "n_threads": 1, "flash_attn": False, "n_seq_max": n_seq} | options
+    options = {"speculation": method_of(tiny, draft)} | options
     with pyspec.LLM(tiny(target), draft=draft and tiny(draft), **options) as llm:
         results = llm.generate(PROMPTS, max_tokens=128, ignore_eos=True)
     names = {d.name for r in results for d in r.stats.drafters}

@@ -130,7 +130,7 @@ def test_models_loaded_without_their_blocks(tiny: Any) -> None:
         pyspec.LLM(model, speculation="draft-mtp", n_ctx=256, n_threads=1)
     with pyspec.Model(tiny("target-mtp"), pyspec.ModelParams(load_mtp=True)) as model:
         assert choose(model, None) == "draft-mtp"
-        with pyspec.LLM(model, n_ctx=256, n_threads=1) as llm:
+        with pyspec.LLM(model, speculation="draft-mtp", n_ctx=256, n_threads=1) as llm:
             assert llm.generate("The quick", max_tokens=20, ignore_eos=True).stats.n_accepted > 5
 
 
