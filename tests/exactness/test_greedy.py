@@ -73,6 +73,15 @@ MIDDLING = list({(p.method, p.kind): p for p in MATRIX if 0.3 < p.page < 0.9}.va
 
 
 @pytest.mark.parametrize("pair", MIDDLING, ids=lambda p: p.id)
+def test_a_few_tokens(pair: Pair, tiny: Any, make_llm: Any, plain: Plain) -> None:
+    """Short enough for software devices: ``make test-vulkan`` runs this, with target and draft in different places."""
+    llm = pair.make(tiny, make_llm, n_seq_max=2)
+    results = llm.generate(PROMPTS[:2], max_tokens=24, ignore_eos=True)
+    assert [r.tokens for r in results] == plain(pair.target, PROMPTS[:2], 24, **pair.target_params)
+    assert llm.stats.n_accepted > 0
+
+
+@pytest.mark.parametrize("pair", MIDDLING, ids=lambda p: p.id)
 @pytest.mark.parametrize(("n_batch", "n_ubatch"), [(32, 16), (64, 8)])
 def test_prompts_longer_than_a_micro_batch(
     pair: Pair, n_batch: int, n_ubatch: int, tiny: Any, make_llm: Any, plain: Plain
