@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
 BUILD = """
 import os, sys
 from pathlib import Path
-root, backend, module, out = sys.argv[1:]
+root, backend, folder, out = sys.argv[1:]
+folder = Path(folder)
 sys.path.insert(0, root)
 from build_support import cuda, native
 
 def build(config, module=""):
     assert module == backend and backend in config.backends
-    folder = Path(sys.argv[3])
     return native.NativeBuild(folder, folder, tuple(p.name for p in folder.iterdir()), {}, True)
 
 native.build = build
