@@ -141,6 +141,8 @@ wheel: $(VENV)/.stamp-wheel
 	@$(PY) -m build_support.wheel
 
 .PHONY: wheel-vulkan wheel-cuda test-wheel
+wheel-vulkan: export VULKAN_SDK ?= $(wildcard $(CURDIR)/build/vulkan-sdk)
+wheel-cuda: export CUDAARCHS ?= $(CUDA_ARCHITECTURES)
 wheel-vulkan wheel-cuda: wheel-%: $(VENV)/.stamp-wheel
 	@$(PY) -m build_support.wheel $*
 
