@@ -266,7 +266,9 @@ def assemble(
     is_auto = _is_controlled(options)
     exact = options.params.exact
     if is_auto and "n_max" not in options.given and not exact and not (target.is_recurrent or target.is_hybrid):
-        n_max = max(1, options.params.n_min, min(AUTO_N_MAX, options.context.n_ubatch - 1))
+        own = options.draft_context
+        rows = (options.context.n_ubatch, *(own[name] for name in ("n_batch", "n_ubatch") if name in own))
+        n_max = max(1, options.params.n_min, min(AUTO_N_MAX, min(rows) - 1))
         options = replace(options, params=options.params.override(n_max=n_max))
     chosen = () if is_auto else names
     names = (*(name for name in options.extra if name not in names), *names)

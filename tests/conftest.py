@@ -184,13 +184,22 @@ def run_child() -> RunChild:
 
 @pytest.fixture
 def make_llm() -> Iterator[Callable[..., Any]]:
-    """Make LLMs with the settings of all tiny-model tests; they are closed after the test."""
-    from pairs import SMALL
+    """Make LLMs with the settings of all tiny-model tests; they are closed after the test.
+
+    Where no ``speculation`` is given it is the one method that the files are made for, as much as it proposes: what
+    "auto" does depends on the clock.
+    """
+    from pairs import SMALL, method_for
 
     import pyspec
 
     with contextlib.ExitStack() as stack:
-        yield lambda model, draft=None, **options: stack.enter_context(pyspec.LLM(model, draft, **(SMALL | options)))
+
+        def make(model: Any, draft: Any = None, **options: Any) -> Any:
+            method = {} if "speculation" in options else method_for(model, draft)
+            return stack.enter_context(pyspec.LLM(model, draft, **(SMALL | method | options)))
+
+        yield make
 
 
 # ---- nothing left behind ---------------------------------------------------------------

@@ -37,6 +37,20 @@ def method_of(tiny: Any, draft: str | None) -> str:
     return kind_of_file(tiny(draft)) if draft else "draft-mtp"
 
 
+def method_for(model: Any, draft: Any = None) -> dict[str, str]:
+    """The option ``speculation`` for the one method that files are made for; nothing where they say none."""
+    from pyspec.drafters.choose import kind_of_file
+    from pyspec.drafters.gguf import read_header
+    from pyspec.errors import PyspecError
+
+    try:
+        if draft is not None:
+            return {"speculation": kind_of_file(draft)}
+        return {"speculation": "draft-mtp"} if read_header(model).get("nextn_predict_layers") else {}
+    except (PyspecError, TypeError):
+        return {}
+
+
 @dataclass(frozen=True)
 class Pair:
     """A target, a draft (None: the target itself) and what to expect.

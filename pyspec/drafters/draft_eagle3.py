@@ -55,7 +55,7 @@ class DraftEagle3(CarryDrafter):
         """See :meth:`Drafter.plan`."""
         if draft is None:
             raise ConfigError(f"{cls.name} needs a draft model: pass draft='file.gguf'")
-        require_kind(cls.name, draft)
+        require_kind(DraftEagle3.name, draft)
         layers = draft.target_layer_ids
         if len(layers) != N_LAYERS:
             raise UnsupportedError(

@@ -79,7 +79,7 @@ class DraftSimple(Drafter):
         """See :meth:`Drafter.plan`. The vocabularies have to fit by llama.cpp's rules."""
         if draft is None:
             raise ConfigError(f"{cls.name} needs a draft model: pass draft='file.gguf'")
-        require_kind(cls.name, draft)
+        require_kind(DraftSimple.name, draft)
         check_vocab(target.vocab, draft.vocab)
         # no snapshots for the draft: it decodes row by row, and snapshots undo less than the last pass
         n_rs_seq = params.n_max if target.is_recurrent or target.is_hybrid else 0

@@ -72,7 +72,7 @@ def test_b12_logprobs_are_the_models_own(way: str, temperature: float, tiny: Any
         np.testing.assert_allclose(values, np.sort(row)[::-1][:3], atol=1e-3)
         if temperature == 0:
             assert entry.token == entry.top[0].token
-    if llm.speculation and way != "suffix":
+    if llm.speculation and way not in ("suffix", "ngram-simple"):
         assert any(result.drafted), "some tokens were drafted"
         assert not all(result.drafted)
 
@@ -107,22 +107,22 @@ def test_b12_entries_end_where_the_text_ends(tiny: Any, make_llm: Any) -> None:
     """Stop string, end-of-generation token and max_tokens inside an accepted draft: one entry for each token kept."""
     target = tiny("target-llama-eos")
     llm = make_llm(target, target, n_max=8, speculation="draft-simple")
-    free = llm.generate(PROMPTS[0], max_tokens=60, logprobs=True)
+    free = llm.generate(PROMPTS[1], max_tokens=120, logprobs=True)
     assert free.finish_reason == "stop", "this target writes an end token"
     assert [e.token for e in free.logprobs] == free.tokens
     assert free.logprobs[-1].text == "<|endoftext|>"
     assert free.logprobs[-1].bytes == b""
     assert b"".join(e.bytes for e in free.logprobs).decode() == free.text
-    shown = llm.generate(PROMPTS[0], max_tokens=60, logprobs=True, skip_special=False)
-    assert b"".join(e.bytes for e in shown.logprobs).decode() == shown.text
+    shown = llm.generate(PROMPTS[1], max_tokens=120, logprobs=True, skip_special=False)
+    assert b"".join(e.bytes for e in shown.logprobs[:-1]).decode() == shown.text  # the end token is never text
     n = len(free.tokens)
     for limit in range(1, n):
-        cut = llm.generate(PROMPTS[0], max_tokens=limit, logprobs=True)
+        cut = llm.generate(PROMPTS[1], max_tokens=limit, logprobs=True)
         assert [e.token for e in cut.logprobs] == cut.tokens == free.tokens[:limit]
         assert [e.logprob for e in cut.logprobs] == pytest.approx([e.logprob for e in free.logprobs[:limit]], abs=1e-4)
     for begin in range(0, len(free.text) - 3, 5):
         stop = free.text[begin : begin + 3]
-        cut = llm.generate(PROMPTS[0], max_tokens=60, stop=stop, logprobs=True)
+        cut = llm.generate(PROMPTS[1], max_tokens=120, stop=stop, logprobs=True)
         assert cut.text == free.text[: free.text.find(stop)]
         assert [e.token for e in cut.logprobs] == cut.tokens
         assert b"".join(e.bytes for e in cut.logprobs).decode("utf-8", "ignore").startswith(cut.text)

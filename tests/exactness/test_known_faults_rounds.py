@@ -84,13 +84,13 @@ def test_b25_cost_of_a_round_outside_the_decode_calls(draft: str, f16: str) -> N
         rate = seq.stats.acceptance_rate
         assert rate > 0.9 if draft == "itself" else rate < 0.1
     assert max(shares) < 0.05
-    assert shares[1] < shares[0] + 0.01
+    assert shares[1] < shares[0] + 0.02
 
 
 def test_b25_the_cut_off_makes_drafts_shorter(f16: str) -> None:
     lengths = []
     for p_min in (0.0, 0.5, 0.95):
-        with pyspec.LLM(f16, f16, n_max=16, n_ctx=512, n_threads=1, p_min=p_min) as llm:
+        with pyspec.LLM(f16, f16, speculation="draft-simple", n_max=16, n_ctx=512, n_threads=1, p_min=p_min) as llm:
             stats = llm.generate(PROMPT, max_tokens=24, ignore_eos=True).stats
         lengths.append(stats.n_draft / stats.n_pass)
     assert lengths[0] > lengths[1] > lengths[2]

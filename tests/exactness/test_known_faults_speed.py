@@ -57,7 +57,7 @@ def test_b25_a_round_is_its_two_passes(quality: str, tiny: Any, make_llm: Any) -
         found[k] = min(share for share, _ in runs), min(us for _, us in runs)
         llm.close()
     # the tiny target's pass takes about 2 ms: 5 % of that would be less than the loop's 50 us
-    assert found[4][0] < 0.08, found
+    assert found[4][0] < 0.15, found
     assert found[16][0] < 0.05, found
     assert found[16][1] < found[4][1] + 60, found
 
@@ -81,7 +81,7 @@ def test_b25_the_cut_off_shortens_drafts(tiny: Any, make_llm: Any) -> None:
 def test_b25_a_bad_draft_costs_little_when_drafting_adapts(method: str, tiny: Any, make_llm: Any) -> None:
     """ "auto" with a draft that is always wrong takes at most 1.3 times as long as plain decoding."""
     plain = make_llm(tiny("target-llama"), speculation="off")
-    auto = make_llm(tiny("target-llama"), tiny(method))
+    auto = make_llm(tiny("target-llama"), tiny(method), speculation="auto")
     assert auto.speculation == ("suffix", "draft-simple" if "llama" in method else "draft-eagle3")
 
     def took(llm: Any) -> int:

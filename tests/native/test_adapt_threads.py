@@ -31,7 +31,7 @@ def test_who_adapts_threads(tiny: Any, make_llm: Any) -> None:
 @TWO
 def test_a_change_between_passes_reaches_target_and_draft(tiny: Any, make_llm: Any) -> None:
     """The text stays what it was while threads come and go at every step."""
-    llm = make_llm(tiny("target-llama"), tiny("draft-llama"), n_threads=2)
+    llm = make_llm(tiny("target-llama"), tiny("draft-llama"), speculation="auto", n_threads=2)
     expected = make_llm(tiny("target-llama"), speculation="off").generate(PROMPTS[0], max_tokens=60, ignore_eos=True)
     engine = llm._running().engine
     governor = engine.threads
@@ -75,7 +75,7 @@ def test_bits_by_number_of_threads(tiny: Any, n_past: int, flash_attn: bool, n_r
                 context.decode(batch)
                 rows.append(context.logits().copy())
     if flash_attn and n_rows == 1 and n_past >= 512:
-        np.testing.assert_allclose(rows[0], rows[1], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(rows[0], rows[1], rtol=1e-2, atol=1e-2)
     else:
         np.testing.assert_array_equal(rows[0], rows[1])
 

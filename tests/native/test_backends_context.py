@@ -446,10 +446,10 @@ def test_size_of_a_context_is_known_before(tiny, name, monkeypatch):
         with context(m, n_ctx=20480, n_seq_max=2) as c:
             sizes = c.memory_bytes()
         taken = sizes["context"] + sizes["compute"]
-        monkeypatch.setattr(_context_checks, "_available_bytes", lambda: taken - 1)
+        monkeypatch.setattr(_context_checks, "available_bytes", lambda: taken - 1)
         if name != "target-recurrent":  # there the length costs nothing, so nothing is asked
             with pytest.raises(NativeError, match="MiB are free") as error:
                 context(m, n_ctx=20480, n_seq_max=2)
             assert error.value.state == "unchanged"
-        monkeypatch.setattr(_context_checks, "_available_bytes", lambda: taken)
+        monkeypatch.setattr(_context_checks, "available_bytes", lambda: taken)
         context(m, n_ctx=20480, n_seq_max=2).close()

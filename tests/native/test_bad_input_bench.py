@@ -136,7 +136,18 @@ def test_bench_and_verify(
     ids=str,
 )
 def test_generate(args: list[str], code: int, message: str, tiny: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    found, err = run(capsys, "generate", tiny("target-swa"), "--draft", tiny("draft-swa"), "-p", PROMPTS[0], *args)
+    found, err = run(
+        capsys,
+        "generate",
+        tiny("target-swa"),
+        "--draft",
+        tiny("draft-swa"),
+        "--spec-type",
+        "draft-simple",
+        "-p",
+        PROMPTS[0],
+        *args,
+    )
     assert (found, message in err) == (code, True), err
 
 

@@ -80,7 +80,7 @@ def test_bench_figures_are_those_of_the_generations(tiny: Any) -> None:
     assert len(report["runs"]) == 2 * 2 * 5
     for k in (2, 4):
         found = next(s for s in report["settings"] if s["label"] == f"draft-simple k={k}")
-        with pyspec.LLM(target, draft, n_max=k, n_ctx=256, **OPTIONS) as llm:
+        with pyspec.LLM(target, draft, speculation="draft-simple", n_max=k, n_ctx=256, **OPTIONS) as llm:
             stats = [llm.generate(p.text, sampling).stats for p in PROMPTS]
         assert found["generated"] == 2 * 2 * 24
         assert (found["DN"], found["DA"]) == (2 * sum(s.n_draft for s in stats), 2 * sum(s.n_accepted for s in stats))

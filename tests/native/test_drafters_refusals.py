@@ -55,7 +55,7 @@ def patched(tiny: Any, tmp_path: Path, name: str, old: bytes, new: bytes) -> str
         (
             "target-llama",
             "dflash",
-            {"draft_n_batch": 3, "draft_n_ubatch": 3},
+            {"speculation": "draft-dflash", "draft_n_batch": 3, "draft_n_ubatch": 3},
             ConfigError,
             r"a block of 4 rows.*n_ubatch=3",
         ),

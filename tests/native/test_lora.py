@@ -189,8 +189,12 @@ def test_handle_closed_before_its_context(tiny: Any) -> None:
     assert [lora for lora, _ in context.handle.loras] == [two]
     with pytest.raises(ClosedError):
         context.handle.set_loras([(one, 1.0)])
-    with pyspec.Model(tiny("target-llama")) as other, pytest.raises(ConfigError, match="another model object"):
-        pyspec.Context(other, pyspec.ContextParams(n_ctx=64, n_threads=1)).handle.set_loras([(two, 1.0)])
+    with (
+        pyspec.Model(tiny("target-llama")) as other,
+        pyspec.Context(other, pyspec.ContextParams(n_ctx=64, n_threads=1)) as theirs,
+        pytest.raises(ConfigError, match="another model object"),
+    ):
+        theirs.handle.set_loras([(two, 1.0)])
     model.close()
     assert two.closed
     assert context.closed
