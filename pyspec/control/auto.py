@@ -344,7 +344,8 @@ class AutoController:
         for j, request in enumerate(requests):
             view = rows[j][i]
             offer = offers[j]
-            if offer is not None and offer.q:
+            chosen = request.drafters is None or track.name in request.drafters
+            if not chosen or (offer is not None and offer.q):
                 continue
             if view.parked:
                 if view.wait > 0 or (offer is not None and offer.net > 0):
