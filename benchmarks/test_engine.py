@@ -31,6 +31,8 @@ from pyspec.types import DraftRequest
 LIMIT_US = 50
 #: Most that each further sequence may add.
 LIMIT_FURTHER_US = 20
+#: How much more is let pass in the normal test run, on machines that do other work meanwhile.
+ALLOWANCE = 1.6
 N_DRAFT = 4
 PROMPT = list(range(50, 80))
 
@@ -99,15 +101,21 @@ def loop_us(n_seq: int, n_right: int | None, n_steps: int, n_vocab: int, tempera
     return spent / n_steps / 1000
 
 
+@pytest.fixture
+def allowance(request: pytest.FixtureRequest) -> float:
+    """Factor on the limits: 1 when benchmarks are on."""
+    return 1.0 if request.config.getoption("benchmark_enable") else ALLOWANCE
+
+
 @pytest.mark.parametrize("n_right", [0, 2, 4])
-def test_step_of_one_sequence_stays_below_the_limit(n_right: int) -> None:
+def test_step_of_one_sequence_stays_below_the_limit(allowance: float, n_right: int) -> None:
     """The best of several short runs: other work on the machine can only add time."""
     times = [loop_us(1, n_right, 200, n_vocab=512) for _ in range(15)]
-    assert min(times) <= LIMIT_US, f"{min(times):.1f} us a step"
+    assert min(times) <= LIMIT_US * allowance, f"{min(times):.1f} us a step"
 
 
 @pytest.mark.parametrize("n_right", [0, 2, 4])
-def test_each_further_sequence_stays_below_the_limit(n_right: int) -> None:
+def test_each_further_sequence_stays_below_the_limit(allowance: float, n_right: int) -> None:
     """Against one sequence, for 2, 4 and 8. The best of short runs, as many as it takes: other work only adds time."""
     best = dict.fromkeys((1, 2, 4, 8), float("inf"))
     further = dict.fromkeys((2, 4, 8), float("inf"))
@@ -115,7 +123,7 @@ def test_each_further_sequence_stays_below_the_limit(n_right: int) -> None:
         for n in best:
             best[n] = min(best[n], loop_us(n, n_right, 50, n_vocab=512))
         further = {n: (best[n] - best[1]) / (n - 1) for n in further}
-        if i >= 9 and max(further.values()) <= LIMIT_FURTHER_US:
+        if i >= 9 and max(further.values()) <= LIMIT_FURTHER_US * allowance:
             return
     pytest.fail(f"{further} us for each sequence after the first")
 

@@ -328,8 +328,11 @@ class Engine:
             draft = drafts.setdefault(seq.id, [])
             if draft:
                 target.memory.checkpoint(seq.id, seq.n_past)
-            padding = [seq.tokens[-1]] * (self._n_rows - 1 - len(draft))
-            batch.extend([seq.tokens[-1], *draft, *padding], seq.n_past, seq.id, ALL)
+            last = seq.tokens[-1]
+            tokens = [last, *draft]
+            if len(tokens) < self._n_rows:
+                tokens += [last] * (self._n_rows - len(tokens))
+            batch.extend(tokens, seq.n_past, seq.id, ALL)
         target.decode(batch)
         logits = target.logits()
         t2 = self._clock()
@@ -377,13 +380,10 @@ class Engine:
             control.passed(n_rows, ns)
         if self.threads is not None:
             self.threads.passed(n_rows, t2 - t1)
-        for stats in (self.stats, *(s.stats for s in seqs)):
-            t = stats.times
-            t.draft_us += (t1 - t0) // 1000
-            t.decode_us += (t2 - t1) // 1000
-            t.process_us += (t3 - t2) // 1000
-            t.verify_us += (t4 - t3) // 1000
-            t.rollback_us += (t5 - t4) // 1000
+        us = ((t1 - t0) // 1000, (t2 - t1) // 1000, (t3 - t2) // 1000, (t4 - t3) // 1000, (t5 - t4) // 1000)
+        self.stats.times.add(*us)
+        for seq in seqs:
+            seq.stats.times.add(*us)
 
     def _verdict(self, seq: Sequence, logits: F32Array, row: int, draft: Seq[int], q: Q) -> tuple[int, list[int]]:
         """How many drafted tokens stand, and what is emitted; nothing where this request cannot go on."""
@@ -427,21 +427,27 @@ class Engine:
         """Take over the emitted tokens up to whatever ends the sequence; returns how many were taken."""
         piece = Piece("")
         reason: FinishReason | None = None
-        limit = seq.params.max_tokens
-        for i, token in enumerate(emitted):
-            seq.tokens.append(token)
-            piece.tokens.append(token)
-            piece.drafted.append(i < n_acc)
-            if token in self.eog_tokens and not seq.params.ignore_eos:
+        params, tokens, text = seq.params, seq.tokens, seq.text
+        eog: Collection[int] = () if params.ignore_eos else self.eog_tokens
+        n_before = len(tokens)
+        n_max = self.n_ctx if params.max_tokens is None else min(self.n_ctx, seq.n_prompt + params.max_tokens - 1)
+        n = 0
+        for token in emitted:
+            n += 1
+            if token in eog:
                 reason = "stop"
-            elif seq.text is not None:
-                piece.text += seq.text.push(token)
-                if seq.text.stopped:
+            elif text is not None:
+                piece.text += text.push(token)
+                if text.stopped:
                     reason = "stop"
-            if reason is None and ((limit is not None and seq.n_output >= limit) or len(seq.tokens) > self.n_ctx):
+            if reason is None and n_before + n > n_max:
                 reason = "length"
             if reason is not None:
                 break
+        piece.tokens = emitted[:n]
+        n_drafted = min(n, n_acc)
+        piece.drafted = [True] * n_drafted + [False] * (n - n_drafted)
+        tokens += piece.tokens
         piece.logprobs = logprobs[: len(piece.tokens)]
         seq.drafted.extend(piece.drafted)
         seq.pieces.append(piece)

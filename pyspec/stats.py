@@ -92,6 +92,14 @@ class PhaseTimes:
     verify_us: int = 0
     rollback_us: int = 0
 
+    def add(self, draft_us: int, decode_us: int, process_us: int, verify_us: int, rollback_us: int) -> None:
+        """Add the phases of one step."""
+        self.draft_us += draft_us
+        self.decode_us += decode_us
+        self.process_us += process_us
+        self.verify_us += verify_us
+        self.rollback_us += rollback_us
+
     @property
     def step_us(self) -> int:
         """All phases but the prompt's."""
