@@ -15,6 +15,7 @@ import statistics
 from pathlib import Path
 
 import pyspec
+from pyspec.drafters.choose import kind_of_file
 from pyspec.prompts import suite
 
 WAYS = ("match", "rejection", "block")
@@ -33,7 +34,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: dict[str, list[tuple[int, int, int, int]]] = {way: [] for way in WAYS}
-    with pyspec.LLM(args.target, args.draft, n_ctx=2048, n_max=args.n_max, n_threads=args.threads, n_seq_max=1) as llm:
+    method = kind_of_file(args.draft)
+    with pyspec.LLM(
+        args.target, args.draft, speculation=method, n_ctx=2048, n_max=args.n_max, n_threads=args.threads, n_seq_max=1
+    ) as llm:
         prompts = [p.text for p in suite()]
         for seed in range(args.repeat):
             for way in WAYS:

@@ -277,7 +277,7 @@ def _test_text(test: dict[str, Any]) -> str:
     if not test["n_checked"]:
         return "self-test: this device multiplies no matrices"
     speed = f", {test['bytes_per_s'] / 1e9:.1f} GB/s of weights" if test["bytes_per_s"] else ""
-    speed += f", {test['flop_per_s'] / 1e9:,.0f} GFLOP/s" if test["flop_per_s"] else ""
+    speed += f", {test['flop_per_s'] / 1e9:,.1f} GFLOP/s" if test["flop_per_s"] else ""
     return f"self-test passed: {test['n_checked']} products{speed}, {test['seconds']:.1f} s"
 
 

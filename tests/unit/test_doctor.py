@@ -171,7 +171,7 @@ def test_the_report_names_what_should_be_seen_to(
     assert re.search(r"^ +not built: metal, hip, sycl$", out, re.MULTILINE)
     assert re.search(r"^drivers   cuda: none: the NVIDIA driver is not installed$", out, re.MULTILINE)
     assert re.search(r"^devices   CPU: A CPU \(cpu\), 1.0 GiB of 2.0 GiB free$", out, re.MULTILINE)
-    assert "self-test passed: 10 products, 8.0 GB/s of weights, 150 GFLOP/s, 1.9 s" in out
+    assert "self-test passed: 10 products, 8.0 GB/s of weights, 150.0 GFLOP/s, 1.9 s" in out
     problems = re.findall(r"^PROBLEM   (.*)$", out, re.MULTILINE)
     assert problems == [
         "libpyspec-ggml-cuda.so is built but does not load: no cuBLAS",
