@@ -199,7 +199,9 @@ def test_no_drafts_where_speculation_is_off(tiny: Any, make_llm: Any) -> None:
         if n is not None:
             assert result.stats.n_draft == n
         else:
-            assert [d.name for d in result.stats.drafters] == [chosen]
+            # the tiny draft proposes what the grammar refuses; what is forced is proposed always
+            names = [d.name for d in result.stats.drafters]
+            assert names == [chosen] if chosen == "grammar" else set(names) <= {chosen}
 
 
 @pytest.mark.parametrize(
