@@ -201,3 +201,17 @@ def test_it_works_with_a_broken_install_and_without_the_extra(run_child: Any) ->
     assert re.search(r"^pyspec \d", out)
     assert "limits" in out
     assert "PROBLEM   the native libraries do not load: " in out
+
+
+def test_the_readme_shows_the_lines_there_are(
+    fake_backends: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine has other values; the labels, and their order, are these."""
+    entry.run(["doctor", "--no-test"])
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("What `pyspec doctor` says")[1].split("```text\n")[1].split("```")[0]
+
+    def labels(text: str) -> list[str]:
+        return [line.split()[0] for line in text.splitlines() if not line.startswith((" ", "PROBLEM", "no problems"))]
+
+    assert labels(shown) == labels(capsys.readouterr().out)
