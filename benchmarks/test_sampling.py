@@ -1,8 +1,9 @@
 """Verification and sampling of five rows of 262,144 logits, against libllama's sampler chain on the same rows.
 
 ``llama_sampler_sample`` writes a list of 12 bytes a token from the logits row, then applies the chain to it. Its loop
-is stood in for by a plain copy of a ready-made list (``memcpy``), which can only be faster. The variant "apply" leaves
-that out and times ``llama_sampler_apply`` alone; it is printed, not asserted. One thread, both sides in turns.
+is stood in for by a plain copy of a ready-made list (``memcpy``: the same bytes written, more of them read). The
+variant "apply" leaves that out and times ``llama_sampler_apply`` alone; it is printed, not asserted. One thread, both
+sides in turns.
 
     pytest benchmarks/test_sampling.py --benchmark-enable
 """
