@@ -133,10 +133,11 @@ def workplace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             (base / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(tiny(model), base / "snapshots" / commit / name)
         (folder / "bin").mkdir()
-        script = folder / "bin" / "pyspec"
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pyspec "$@"\n')
-        script.chmod(0o755)
-        (folder / "bin" / "python").symlink_to(sys.executable)
+        # a link to the interpreter would not find its environment
+        for command, arguments in (("pyspec", "-m pyspec "), ("python", "")):
+            script = folder / "bin" / command
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+            script.chmod(0o755)
         return folder
 
     return make
