@@ -171,7 +171,6 @@ struct pyspec_memory {
 };
 
 int pyspec_memory_breakdown(const pyspec_context * ctx, struct pyspec_memory * out);
-/* What a context would take, without taking it: reads the file's metadata again. */
 /* What a device computes itself of attention on a cache of these types: one row of queries against 256 cells. */
 struct pyspec_attention {
     const char * device; /* the registry's, for good */
@@ -185,6 +184,7 @@ int pyspec_model_n_devices(const struct llama_model * model); /* those that laye
 /* i: device of the model, or -1: the CPU. Rows of heads must be whole blocks of their type. */
 int pyspec_attention_support(const struct llama_model * model, int i, int type_k, int type_v, int head_k, int head_v,
                              int n_head, int n_head_kv, struct pyspec_attention * out);
+/* What a context would take, without taking it: reads the file's metadata again. */
 int pyspec_context_memory(const char * path, const struct llama_model_params * model_params,
                           const struct llama_context_params * params, struct pyspec_memory * out);
 

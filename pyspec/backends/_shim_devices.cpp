@@ -140,7 +140,37 @@ double time_pass(const product & p, ggml_backend_t backend, double budget) {
     return std::max(best, 1e-9);
 }
 
+// Answers body(context) for a context whose sizes are right and whose memory was never taken. Reads the file's metadata.
+template <class F>
+int with_probe(const char * path, const llama_model_params * model_params, const llama_context_params * params, F && body) {
+    return pyspec_guard([&]() -> int {
+        llama_model_params mp = *model_params;
+        mp.no_alloc = true;
+        mp.load_mode = LLAMA_LOAD_MODE_NONE;
+        model_ptr model(llama_model_load_from_file(path, mp));
+        if (!model) {
+            return pyspec_fail(PYSPEC_ERR_NULL, "llama_model_load_from_file returned NULL");
+        }
+        llama_ptr ctx(llama_init_from_model(model.get(), *params));
+        if (!ctx) {
+            return pyspec_fail(PYSPEC_ERR_NULL, "llama_init_from_model returned NULL");
+        }
+        return body(ctx.get());
+    });
+}
+
 } // namespace
+
+void pyspec_sum_memory(const llama_context * ctx, pyspec_memory * out) {
+    for (const auto & entry : llama_get_memory_breakdown(ctx)) {
+        out->model += entry.second.model;
+        out->context += entry.second.context;
+        out->compute += entry.second.compute;
+        if (ggml_backend_buft_is_host(entry.first)) {
+            out->host_new += entry.second.context + entry.second.compute;
+        }
+    }
+}
 
 extern "C" {
 
@@ -254,24 +284,22 @@ int pyspec_test_device(int i, int32_t n_threads, double seconds, struct pyspec_d
     });
 }
 
+int pyspec_context_memory(const char * path, const struct llama_model_params * model_params,
+                          const struct llama_context_params * params, struct pyspec_memory * out) {
+    *out = {0, 0, 0, 0};
+    return with_probe(path, model_params, params, [&](const llama_context * ctx) -> int {
+        pyspec_sum_memory(ctx, out);
+        return PYSPEC_OK;
+    });
+}
+
 int pyspec_estimate_memory(const char * path, const struct llama_model_params * model_params,
                            const struct llama_context_params * params, struct pyspec_device_memory * rows, int32_t cap,
                            int32_t * n) {
     *n = 0;
-    return pyspec_guard([&]() -> int {
-        llama_model_params mp = *model_params;
-        mp.no_alloc = true;
-        mp.load_mode = LLAMA_LOAD_MODE_NONE;
-        model_ptr model(llama_model_load_from_file(path, mp));
-        if (!model) {
-            return pyspec_fail(PYSPEC_ERR_NULL, "llama_model_load_from_file returned NULL");
-        }
-        llama_ptr ctx(llama_init_from_model(model.get(), *params));
-        if (!ctx) {
-            return pyspec_fail(PYSPEC_ERR_NULL, "llama_init_from_model returned NULL");
-        }
+    return with_probe(path, model_params, params, [&](const llama_context * ctx) -> int {
         std::vector<pyspec_device_memory> found;
-        for (const auto & entry : llama_get_memory_breakdown(ctx.get())) {
+        for (const auto & entry : llama_get_memory_breakdown(ctx)) {
             ggml_backend_dev_t dev = ggml_backend_buft_get_device(entry.first);
             int32_t index = ggml_backend_buft_is_host(entry.first) ? -1 : -2;
             if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_META) {
@@ -297,6 +325,58 @@ int pyspec_estimate_memory(const char * path, const struct llama_model_params * 
         }
         std::copy(found.begin(), found.end(), rows);
         *n = (int32_t) found.size();
+        return PYSPEC_OK;
+    });
+}
+
+int pyspec_model_n_devices(const struct llama_model * model) {
+    return llama_model_n_devices(model);
+}
+
+int pyspec_attention_support(const struct llama_model * model, int i, int type_k, int type_v, int head_k, int head_v,
+                             int n_head, int n_head_kv, struct pyspec_attention * out) {
+    *out = {nullptr, false, false, false, false};
+    return pyspec_guard([&]() -> int {
+        ggml_backend_dev_t dev = i < 0 ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) : nullptr;
+        if (i >= 0 && i < llama_model_n_devices(model)) {
+            dev = llama_model_get_device(model, i);
+        }
+        const ggml_type tk = (ggml_type) type_k, tv = (ggml_type) type_v;
+        if (!dev || n_head_kv < 1 || n_head % n_head_kv != 0 || head_k % ggml_blck_size(tk) != 0 || head_v % ggml_blck_size(tv) != 0) {
+            return pyspec_fail(PYSPEC_ERR_ARG, "no such device, or heads that are no whole blocks");
+        }
+        const ggml_init_params params = {64 * ggml_tensor_overhead(), nullptr, true};
+        context_ptr owner(ggml_init(params));
+        ggml_context * c = owner.get();
+        if (!c) {
+            return pyspec_fail(PYSPEC_ERR_MEMORY, "out of memory");
+        }
+        const int64_t n_cells = 256;
+        const auto writes = [&](ggml_type type, int head) {
+            ggml_tensor * cache = ggml_new_tensor_2d(c, type, (int64_t) head * n_head_kv, n_cells);
+            ggml_tensor * rows = ggml_new_tensor_2d(c, GGML_TYPE_F32, (int64_t) head * n_head_kv, 1);
+            return ggml_backend_dev_supports_op(dev, ggml_set_rows(c, cache, rows, ggml_new_tensor_1d(c, GGML_TYPE_I64, 1)));
+        };
+        // heads of one cell lie side by side, as in the cache
+        const auto heads = [&](ggml_type type, int head) {
+            return ggml_permute(c, ggml_new_tensor_3d(c, type, head, n_head_kv, n_cells), 0, 2, 1, 3);
+        };
+        ggml_tensor * q = ggml_permute(c, ggml_new_tensor_3d(c, GGML_TYPE_F32, head_k, n_head, 1), 0, 2, 1, 3);
+        ggml_tensor * mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, n_cells, 1);
+        ggml_tensor * k = heads(tk, head_k);
+        const auto props = ggml_backend_dev_type(dev);
+        out->device = ggml_backend_dev_name(dev);
+        out->is_gpu = props == GGML_BACKEND_DEVICE_TYPE_GPU || props == GGML_BACKEND_DEVICE_TYPE_IGPU;
+        out->writes = writes(tk, head_k) && writes(tv, head_v);
+        ggml_tensor * fa = ggml_flash_attn_ext(c, q, k, heads(tv, head_v), mask, 1.0f, 0.0f, 0.0f);
+        out->flash = ggml_backend_dev_supports_op(dev, fa);
+        if (!ggml_is_quantized(tv)) {
+            // without flash attention V lies transposed
+            ggml_tensor * scores = ggml_new_tensor_3d(c, GGML_TYPE_F32, n_cells, 1, n_head);
+            ggml_tensor * v = ggml_new_tensor_3d(c, tv, n_cells, head_v, n_head_kv);
+            out->matmul = ggml_backend_dev_supports_op(dev, ggml_mul_mat(c, k, q)) &&
+                          ggml_backend_dev_supports_op(dev, ggml_mul_mat(c, v, scores));
+        }
         return PYSPEC_OK;
     });
 }
