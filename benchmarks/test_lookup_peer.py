@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from texts import zipf
 
 from pyspec.config import SpeculationParams
 from pyspec.drafters import registry
@@ -51,26 +56,13 @@ def prompt_lookup() -> Any:
     return module.LlamaPromptLookupDecoding()
 
 
-def text_of(n: int, seed: int = 0) -> list[int]:
-    """Tokens as in a language: few of them often, many seldom, and phrases that return."""
-    rng = np.random.default_rng(seed)
-    out: list[int] = []
-    while len(out) < n:
-        if out and rng.random() < 0.3:
-            at = int(rng.integers(len(out)))
-            out += out[at : at + int(rng.integers(4, 40))]
-        else:
-            out += np.minimum(rng.zipf(1.3, 20), N_VOCAB - 1).tolist()
-    return out[:n]
-
-
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.benchmark(group="draft")
 def test_against_prompt_lookup(compare: Compare, method: str, n: int) -> None:
     """One call of a drafter, everything included, where there is something to propose: the end repeats the middle."""
     peer = prompt_lookup()
-    text = text_of(n)
+    text = zipf(n)
     # the end of the text came before; what it says then is new to both
     text += text[n // 2 : n // 2 + 30]
     array = np.array(text, np.intc)

@@ -10,12 +10,18 @@ takes long enough to be interrupted on a busy machine. Against llama-cpp-python:
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from texts import zipf
 
 from pyspec import _suffix
 from pyspec._suffix import Confidence
@@ -28,19 +34,6 @@ from pyspec.types import DraftRequest
 
 SIZES = (1_024, 8_192, 32_768, 131_072)
 N_VOCAB = 20_001
-
-
-def text_of(n: int, seed: int = 0) -> list[int]:
-    """Tokens as in a language: few of them often, many seldom, and phrases that return."""
-    rng = np.random.default_rng(seed)
-    out: list[int] = []
-    while len(out) < n:
-        if out and rng.random() < 0.3:
-            at = int(rng.integers(len(out)))
-            out += out[at : at + int(rng.integers(4, 40))]
-        else:
-            out += np.minimum(rng.zipf(1.3, 20), N_VOCAB - 1).tolist()
-    return out[:n]
 
 
 def index_of(text: list[int]) -> _suffix.SuffixIndex:
@@ -57,7 +50,7 @@ def test_draft_does_not_grow_with_the_text(benchmark: Any, evict: Callable[[], N
     warm: dict[int, float] = {}
     for n in SIZES:
         for found, is_cold in ((cold, not benchmark.disabled), (warm, False)):
-            text, learned = text_of(n), Confidence(WEIGHTS, 0.03)
+            text, learned = zipf(n), Confidence(WEIGHTS, 0.03)
             index = index_of(text)
             times = []
             for i in range(100 if not benchmark.disabled else 10):
@@ -80,7 +73,7 @@ def test_draft_does_not_grow_with_the_text(benchmark: Any, evict: Callable[[], N
 @pytest.mark.benchmark(group="suffix update")
 def test_update(benchmark: Any, n: int) -> None:
     """A whole text at once, and memory a token."""
-    text = text_of(n)
+    text = zipf(n)
     index = benchmark(index_of, text)
     benchmark.extra_info["bytes_per_token"] = index.n_bytes / n
     assert index.n_bytes <= 128 * n + 20_000
@@ -108,7 +101,7 @@ def test_update_of_hard_texts(benchmark: Any, kind: str) -> None:
 @pytest.mark.benchmark(group="suffix update, step by step")
 def test_update_by_one(benchmark: Any) -> None:
     """A call for each token of a long text, as in generation."""
-    text = text_of(SIZES[-1])
+    text = zipf(SIZES[-1])
     index = index_of(text)
     at = iter(range(10**9))
 
@@ -121,7 +114,7 @@ def test_update_by_one(benchmark: Any) -> None:
 @pytest.mark.benchmark(group="suffix update, step by step")
 def test_update_that_learns(benchmark: Any) -> None:
     """The same with a confidence that learns from each token."""
-    text = text_of(SIZES[-1])
+    text = zipf(SIZES[-1])
     index, learned = index_of(text), Confidence(WEIGHTS, 0.03)
     at = iter(range(10**9))
 
@@ -141,7 +134,7 @@ def test_longest_pause(benchmark: Any) -> None:
     The worst is where a table is made larger, or where the older half is dropped.
     """
     c = SuffixCorpus(262_144 if not benchmark.disabled else 8_192, N_VOCAB)
-    text = np.array(text_of(262_144 if not benchmark.disabled else 16_384), np.int32)
+    text = np.array(zipf(262_144 if not benchmark.disabled else 16_384), np.int32)
     at = iter(range(10**9))
     times: list[float] = []
 
@@ -165,7 +158,7 @@ def test_longest_pause(benchmark: Any) -> None:
 @pytest.mark.benchmark(group="prediction")
 def test_prediction(benchmark: Any, n: int) -> None:
     """A step of the drafter while it has lost its place: the whole prediction is searched."""
-    text = np.array(text_of(n), np.int32)
+    text = np.array(zipf(n), np.int32)
     d = Prediction(FakeEvaluator(Rule(), n_batch=8), None, SpeculationParams(), 1)
     d.begin(0, [1])
     tokens = [1, *text[:100].tolist()]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import zipf
 
 from pyspec import _suffix, _suffix_reference
 
@@ -129,19 +130,6 @@ def test_degenerate_texts(text: list[int]) -> None:
         assert length >= 2999
         assert all(0 < p <= 1 for p in probs)
     assert index.n_bytes <= 128 * len(text) + 20_000
-
-
-def zipf(n: int, seed: int = 0, vocab: int = 20_000) -> list[int]:
-    """Tokens as in a language: few of them often, many seldom, and phrases that return."""
-    rng = np.random.default_rng(seed)
-    out: list[int] = []
-    while len(out) < n:
-        if out and rng.random() < 0.3:
-            at = int(rng.integers(len(out)))
-            out += out[at : at + int(rng.integers(4, 40))]
-        else:
-            out += np.minimum(rng.zipf(1.3, 20), vocab).tolist()
-    return out[:n]
 
 
 @pytest.mark.parametrize(("n", "vocab"), [(50_000, 20_000), (50_000, 50), (20_000, 2)])
