@@ -25,16 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[[], object]
 
 
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def _commit() -> str:
     override = os.environ.get("PYSPEC_BENCH_COMMIT")
     if override:
@@ -51,6 +41,8 @@ def _commit() -> str:
 @lru_cache(maxsize=1)
 def machine_key() -> dict[str, Any]:
     """What all results of this run belong to. The commit is what ``compare.py`` compares; the rest must be equal."""
+    from pyspec.measure import cpu_name
+
     try:
         from pyspec._build_info import BUILD_INFO
 
@@ -62,7 +54,7 @@ def machine_key() -> dict[str, Any]:
         "pin": info.get("llama_commit"),
         "backend": ",".join(info.get("backends", ())) or None,
         "compiler": info.get("compiler"),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "n_cpu": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),

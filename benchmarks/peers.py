@@ -409,7 +409,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def make_key(
     options: argparse.Namespace, target: Path, drafts: dict[str, Path], prompts: list[Prompt]
 ) -> dict[str, Any]:
-    from pyspec.measure import file_sha256
+    from pyspec.measure import cpu_name, file_sha256
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -429,16 +429,6 @@ def make_key(
         "k": options.k,
         "p_min": options.p_min,
     }
-
-
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -50,7 +50,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "n_cpus": os.cpu_count(),
         "load_average": load[0] if load else None,
         "devices": [{"name": d.name, "kind": d.kind, "description": d.description} for d in backends.devices()],
@@ -58,7 +58,8 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -66,7 +67,7 @@ def _cpu_name() -> str:
                     return line.partition(":")[2].strip()
     except OSError:
         pass
-    return platform.processor()
+    return platform.processor() or platform.machine()
 
 
 def make_key(
