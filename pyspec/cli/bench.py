@@ -82,7 +82,7 @@ def command(
     PN: prompt tokens. PP, TG: prompt and generated tokens a second. DN, DA: tokens drafted and accepted.
     LOGPROB, PERPLEXITY: of the output, under the target.
     """
-    from ..bench import Bench, make_modes, make_settings
+    from ..bench import Bench, make_settings
     from ..prompts import read_prompts
 
     if max_tokens < 1 or repeat < 1:
@@ -115,12 +115,7 @@ def command(
         **(lookup or {}),
     )
     drafts = draft or []
-    if kv is not None and (cache_type_k is not None or cache_type_v is not None):
-        raise typer.BadParameter("give --kv or --cache-type-k and --cache-type-v, not both")
-    try:
-        modes = make_modes(swa_full, kv)
-    except ConfigError as e:
-        raise typer.BadParameter(str(e)) from None
+    modes = opt.cache_modes(swa_full, kv, cache_type_k, cache_type_v)
     settings = make_settings(opt.names(spec_type), ks, _labels(drafts), exact=exact, modes=modes)
     texts = read_prompts(prompts)
     with terminal.progress(f"loading {terminal.printable(model)}") as step:

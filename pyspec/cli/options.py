@@ -8,14 +8,19 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
 from . import terminal
 
-__all__ = ["check_writable", "flash_attn", "integers", "lookup_options", "names", "numbers", "write_json"]
+if TYPE_CHECKING:
+    from ..bench import Mode
+
+__all__ = [
+    "cache_modes", "check_writable", "flash_attn", "integers", "lookup_options", "names", "numbers", "write_json",
+]  # fmt: skip
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Target model (GGUF file).")]
 Drafts = Annotated[
@@ -148,6 +153,22 @@ def numbers(text: str | None, option: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
         raise typer.BadParameter(f"{option} {text!r}: give numbers with commas between them") from None
+
+
+def cache_modes(swa_full: str, kv: str | None, *types: str | None) -> list[Mode]:
+    """The caches that --swa-full and --kv compare; ``types``: those of --cache-type-k and --cache-type-v.
+
+    Raises:
+        BadParameter: an unknown value, or two ways to say the type.
+    """
+    from ..bench import make_modes
+
+    if kv is not None and any(t is not None for t in types):
+        raise typer.BadParameter("give --kv or --cache-type-k and --cache-type-v, not both")
+    try:
+        return make_modes(swa_full, kv)
+    except ConfigError as e:
+        raise typer.BadParameter(str(e)) from None
 
 
 def flash_attn(value: str) -> str:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
 from . import options as opt
 from . import terminal
 from .bench import _labels, show_table
@@ -52,20 +51,15 @@ def command(
     """
     from ..bench import make_settings
     from ..prompts import read_prompts
-    from ..verify import Verify, make_modes
+    from ..verify import Verify
 
     if n_tokens < 1:
         raise typer.BadParameter("-n must be 1 or more")
     opt.check_writable(json_out)
-    try:
-        modes = make_modes(swa_full, kv)
-    except ConfigError as e:
-        raise typer.BadParameter(str(e)) from None
+    modes = opt.cache_modes(swa_full, kv, cache_type_k, cache_type_v)
     drafts = draft or []
     settings = make_settings(opt.names(spec_type), opt.integers(k, "--k"), _labels(drafts))
     texts = read_prompts(prompts)
-    if kv is not None and (cache_type_k is not None or cache_type_v is not None):
-        raise typer.BadParameter("give --kv or --cache-type-k and --cache-type-v, not both")
     options = opt.load_options(
         n_threads=n_threads,
         n_gpu_layers=n_gpu_layers,
