@@ -190,6 +190,17 @@ PS_INLINE void ps_sift(float *val, int32_t *ids, ptrdiff_t n, ptrdiff_t hole, fl
     ids[hole] = id;
 }
 
+/* A heap of ps_sift, least first, becomes a list, largest first. */
+PS_INLINE void ps_sort_heap(float *val, int32_t *ids, ptrdiff_t m) {
+    for (ptrdiff_t end = m - 1; end > 0; end--) {
+        const float v = val[end];
+        const int32_t id = ids[end];
+        val[end] = val[0];
+        ids[end] = ids[0];
+        ps_sift(val, ids, end, 0, v, id);
+    }
+}
+
 /* The k largest of x[0..n) in descending order, ties: lower id first. NaN and -inf are left out.
  * val, ids: OUT [k]. Returns how many were found, <= k. */
 PS_CLONES static ptrdiff_t ps_top_k(const float *x, ptrdiff_t n, ptrdiff_t k, float *val, int32_t *ids) {
@@ -210,13 +221,7 @@ PS_CLONES static ptrdiff_t ps_top_k(const float *x, ptrdiff_t n, ptrdiff_t k, fl
             i += len;
         }
     }
-    for (ptrdiff_t end = m - 1; end > 0; end--) {
-        const float v = val[end];
-        const int32_t id = ids[end];
-        val[end] = val[0];
-        ids[end] = ids[0];
-        ps_sift(val, ids, end, 0, v, id);
-    }
+    ps_sort_heap(val, ids, m);
     return m;
 }
 

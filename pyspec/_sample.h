@@ -90,13 +90,7 @@ PS_CLONES static ptrdiff_t ps_top_k_checked(const float *x, ptrdiff_t n, ptrdiff
             }
         i += len;
     }
-    for (ptrdiff_t end = m - 1; end > 0; end--) {
-        const float v = val[end];
-        const int32_t id = ids[end];
-        val[end] = val[0];
-        ids[end] = ids[0];
-        ps_sift(val, ids, end, 0, v, id);
-    }
+    ps_sort_heap(val, ids, m);
     return m;
 }
 
