@@ -129,10 +129,17 @@ def main() -> int:
         print(f"target: {path.name}, {model.size_bytes / 1e6:.0f} MB")
         methods = [
             Method("plain", PLAIN),
-            Method("draft-simple, Q4_0 copy", {"draft": draft, "n_max": 3, "p_min": 0.5}),
+            Method(
+                "draft-simple, Q4_0 copy", {"draft": draft, "speculation": "draft-simple", "n_max": 3, "p_min": 0.5}
+            ),
         ]
         if EAGLE3.exists():
-            methods.append(Method("draft-eagle3, 15 % of its size", {"draft": EAGLE3, "n_max": 3, "p_min": 0.6}))
+            methods.append(
+                Method(
+                    "draft-eagle3, 15 % of its size",
+                    {"draft": EAGLE3, "speculation": "draft-eagle3", "n_max": 3, "p_min": 0.6},
+                )
+            )
         same = compare(model, QUESTION, methods, 120, options)
         methods = [Method("plain", PLAIN), Method("ngram-simple, no draft model", NGRAM)]
         same = compare(model, QUOTE, methods, 120, options) and same
