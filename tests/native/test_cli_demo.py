@@ -37,7 +37,7 @@ def test_demo(smollm2: str) -> None:
     assert {r[0].split(",")[0] for r in rows} >= {"plain", "draft-simple", "ngram-simple"}
     by_name = {r[0].split(",")[0]: r for r in rows}
     assert int(by_name["draft-simple"][3].rstrip("%")) > 60, "issue 2: acceptance above 0.6"
-    assert float(by_name["draft-simple"][4]) > 1.4
+    assert 1.4 < float(by_name["draft-simple"][4]) <= 4, "drafts have three tokens at most: no other method helps"
     assert float(by_name["ngram-simple"][4]) > 3
     for row in rows:
         if not row[0].startswith("plain"):
