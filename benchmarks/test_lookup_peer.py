@@ -60,11 +60,15 @@ def prompt_lookup() -> Any:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.benchmark(group="draft")
 def test_against_prompt_lookup(compare: Compare, method: str, n: int) -> None:
-    """One call of a drafter, everything included, where there is something to propose: the end repeats the middle."""
+    """One call of a drafter, everything included, where there is something to propose: the end came three times before,
+    and the same followed each time."""
     peer = prompt_lookup()
+    # as long as what ngram-map-k4v compares: 12 tokens before, 48 after
+    phrase = np.random.default_rng(1).integers(0, N_VOCAB, 80).tolist()
     text = zipf(n)
-    # the end of the text came before; what it says then is new to both
-    text += text[n // 2 : n // 2 + 30]
+    for at in (n // 4, n // 2, 3 * n // 4):
+        text[at : at + len(phrase)] = phrase
+    text += phrase[:30]
     array = np.array(text, np.intc)
     options: dict[str, Any] = {"mod_n_min": 0, "suffix_corpus_max": 0}
     d = registry.get(method)(FakeEvaluator(Rule(), n_batch=8), None, SpeculationParams(**options), 1)

@@ -12,10 +12,10 @@ cdef enum:
     # suffix links followed to count an occurrence: only texts that repeat a few tokens over and over have more
     COUNT_DEPTH = 64
     # contexts tried for a draft, and children looked at for the most frequent one
-    MAX_CONTEXTS = 16
-    MAX_CHILDREN = 64
+    MAX_CONTEXTS = 4
+    MAX_CHILDREN = 16
     # contexts that a confidence learns from at a token, the longest first
-    LEARN_CONTEXTS = 4
+    LEARN_CONTEXTS = 2
     N_WEIGHTS = 4
     # longer matches are no surer than these
     MAX_LENGTH = 16

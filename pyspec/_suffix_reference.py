@@ -69,7 +69,7 @@ class SuffixIndex:
                 continue
             seen = ends
             n_contexts += 1
-            if n_contexts > 4:
+            if n_contexts > 2:
                 break
             following = self.following(text[len(text) - k :])
             if following:
@@ -149,7 +149,7 @@ class SuffixIndex:
             seen = ends
             n_contexts += 1
             budget = int(min(n_max, factor * k + offset))
-            if budget < 1 or answer[2] >= budget or n_contexts > 16:
+            if budget < 1 or answer[2] >= budget or n_contexts > 4:
                 break
             tokens, probs, score = self.path(text[len(text) - k :], budget, p_min, confidence)
             if score > answer[2]:

@@ -530,7 +530,7 @@ class SpeculationParams(_Options):
     suffix_factor: float = 4.0
     suffix_offset: float = 0.0
     suffix_p_min: float = 0.52
-    suffix_rate: float = 0.03
+    suffix_rate: float = 0.02
     suffix_corpus_max: int = 262_144
     suffix_corpus: str | None = None
     prediction_n_max: int = 16

@@ -48,7 +48,7 @@ def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
     """Prompts of a file; "suite": those of :func:`suite`, "suite:NAME,NAME": some of them; "-": stdin.
 
     A file whose name ends in ``.json`` holds an array of strings, or of objects with "text" and, if wanted, "name" and
-    "prediction". Any other file is text: prompts with lines ``---`` between them.
+    "prediction"; ``.jsonl`` holds one of these a line. Any other file is text: prompts with lines ``---`` between them.
 
     Raises:
         ConfigError: there is no such file, or it is empty or malformed.
@@ -68,7 +68,7 @@ def read_prompts(source: str | os.PathLike[str]) -> list[Prompt]:
         raise ConfigError(f"prompts cannot be read from {str(path)!r}: {e.strerror or e}") from None
     except UnicodeDecodeError as e:
         raise ConfigError(f"{str(path)!r} is not UTF-8: {e.reason} at byte {e.start}") from None
-    prompts = _from_json(path, text) if path.suffix == ".json" else _from_text(text)
+    prompts = _from_json(path, text) if path.suffix in {".json", ".jsonl"} else _from_text(text)
     if not prompts:
         raise ConfigError(f"{str(path)!r} holds no prompt")
     names = [p.name for p in prompts]
@@ -91,7 +91,10 @@ def _from_text(text: str) -> list[Prompt]:
 
 def _from_json(path: Path, text: str) -> list[Prompt]:
     try:
-        items: Any = json.loads(text)
+        if path.suffix == ".jsonl":
+            items: Any = [json.loads(line) for line in text.split("\n") if line.strip()]
+        else:
+            items = json.loads(text)
     except ValueError as e:
         raise ConfigError(f"{str(path)!r} is not JSON: {e}") from None
     if not isinstance(items, list):

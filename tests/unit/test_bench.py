@@ -55,9 +55,17 @@ def test_prompts_of_a_json_file(tmp_path: Path) -> None:
     assert [(p.name, p.text, p.prediction) for p in read_prompts(path)] == [("1", "a", None), ("x", "b", "c")]
 
 
+def test_prompts_of_a_file_of_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('"a\u2028b"\n\n{"text": "b", "name": "x"}\r\n', encoding="utf-8")
+    assert [(p.name, p.text) for p in read_prompts(path)] == [("1", "a\u2028b"), ("x", "b")]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("p.jsonl", "\n", "holds no prompt"),
+        ("p.jsonl", '"a"\n{"text"', "is not JSON"),
         ("p.txt", "", "holds no prompt"),
         ("p.txt", "\n---\n \n", "holds no prompt"),
         ("p.json", "[]", "holds no prompt"),
