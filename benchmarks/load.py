@@ -2,7 +2,7 @@
 
     python benchmarks/load.py MODEL.gguf [--busy 2] [--seconds 6] [--threads N] [--fixed] [--json OUT]
 
-Starts the busy processes itself and ends them. ``--fixed`` keeps the number of threads, for comparison. Says how much
+Starts the busy processes itself, each in a session of its own, and ends them. ``--fixed`` keeps the number of threads, for comparison. Says how much
 of the quiet speed is left under load (the bar is 0.45), and how long after the load's end the speed was back at 0.9.
 """
 
@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         meter = Meter(llm)
         meter.run(2)
         quiet = speed(meter.run(args.seconds))
-        load = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(args.busy)]
+        load = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(args.busy)]
         try:
             first = meter.run(1)
             loaded = speed(meter.run(args.seconds))

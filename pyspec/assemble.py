@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from . import backends, fit
 from .config import ContextParams, ModelParams, SpeculationParams
-from .control import AutoController, ThreadGovernor
+from .control import AutoController, IdleCpus, ThreadGovernor
 from .drafters import choose, custom, registry
 from .drafters.base import Drafter, Plan
 from .drafters.custom import Maker
@@ -316,23 +316,37 @@ def assemble(
         )
         # another number of threads may sum in another order, and where a GPU computes there is nothing to gain
         if n_threads > 1 and options.context.adapt_threads and not exact and not target.on_gpu:
-            engine.threads = _governor(n_threads, (context, *drafts), params.n_threads_batch or n_threads, control)
+            n_batch = params.n_threads_batch or n_threads
+            engine.threads = _governor(n_threads, (context, *drafts), n_batch, pool, control)
         stack.pop_all()
     return Assembly(engine, context, drafts, names, n_seq, n_threads, pool)
 
 
 def _governor(
-    n_threads: int, contexts: Sequence[Context], n_threads_batch: int, control: AutoController | None
+    n_threads: int,
+    contexts: Sequence[Context],
+    n_threads_batch: int,
+    pool: backends.ThreadPool | None,
+    control: AutoController | None,
 ) -> ThreadGovernor:
     """Follows the passes of the first context, for all of them."""
+    attached = True
 
     def apply(n: int) -> None:
+        nonlocal attached
+        n_batch = max(1, n_threads_batch * n // n_threads)
+        # every pass wakes all threads of a pool, those too that have nothing to do in it
+        wanted = max(n, n_batch) > 1
         for context in contexts:
-            context.handle.set_n_threads(n, max(1, n_threads_batch * n // n_threads))
+            if wanted != attached:
+                context.handle.attach_threadpool(pool if wanted else None)
+            context.handle.set_n_threads(n, n_batch)
+        attached = wanted
         if control is not None:
             control.n_threads = n
 
-    return ThreadGovernor(n_threads, apply)
+    idle = IdleCpus()
+    return ThreadGovernor(n_threads, apply, idle=idle if idle.works else None)
 
 
 def _target_params(

@@ -2,6 +2,7 @@
 
 from .auto import AutoController
 from .base import Controller
+from .idle import IdleCpus
 from .threads import ThreadGovernor
 
-__all__ = ["AutoController", "Controller", "ThreadGovernor"]
+__all__ = ["AutoController", "Controller", "IdleCpus", "ThreadGovernor"]

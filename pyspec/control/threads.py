@@ -1,9 +1,10 @@
 """How many CPU threads pay at present, from the times of the passes.
 
 The threads of a pass wait for each other at every layer, spinning. When another process takes one of their CPUs, all
-wait for the one that was put aside, and two threads may be three times slower than one. So the count follows what is
-measured: passes that got several times slower than they were are tried with fewer threads; with fewer threads, more
-are tried every now and then, for a pass or two. Whichever is faster stays.
+wait for the one that was put aside: beside two busy processes a pass of two threads may take a second that one thread
+does in 40 ms. So the count follows what is measured: passes that got several times slower than they were are tried
+with fewer threads; with fewer threads, more are tried every now and then, for a pass or two, where the system says
+that a CPU is idle. Whichever is faster stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ __all__ = ["ThreadGovernor"]
 _S = 1_000_000_000
 #: Passes this much slower than they were are worth a try with fewer threads.
 _SLOW = 1.5
+#: One pass that is so much slower is enough.
+_SUDDEN = 3.0
+#: More threads are tried where so much of a CPU is idle for each of them.
+_IDLE = 0.5
 #: What was the best speed is forgotten at this rate a pass: longer contexts are slower for good.
 _FORGET = 0.0005
 #: Passes before a number of threads is judged.
@@ -60,20 +65,28 @@ class ThreadGovernor:
         n_threads: as many as there may be; the number at the start.
         apply: called with a new number, between two passes.
         clock: nanoseconds.
+        idle: how many CPUs were idle since it was called last, or None (:class:`IdleCpus`). Without it more threads are
+            tried whether there is a CPU for them or not.
 
     Attributes:
         n_changes: how often another number stayed.
     """
 
     def __init__(
-        self, n_threads: int, apply: Callable[[int], None], clock: Callable[[], int] = perf_counter_ns
+        self,
+        n_threads: int,
+        apply: Callable[[int], None],
+        clock: Callable[[], int] = perf_counter_ns,
+        idle: Callable[[], float | None] | None = None,
     ) -> None:
         self._levels = [_Level(n) for n in _levels(n_threads)]
         self._apply = apply
         self._clock = clock
+        self._idle = idle
         self._at = 0
         self._from: int | None = None  # the level that a try is compared with
         self._fresh: list[float] = []  # the try's passes
+        self._limit_ns = 0.0
         self._tried_at_start = False
         self._up_ns, self._down_ns = _UP_MIN_NS, _DOWN_MIN_NS
         self._next_up = self._next_down = 0
@@ -96,19 +109,34 @@ class ThreadGovernor:
             self._judge(level, n_rows, ns)
             return
         level.add(n_rows, ns)
-        if level.n < _N_JUDGE:
+        sudden = level.best_ns > 0 and ns > _SUDDEN * level.best_ns * level.cost.curve.at(n_rows)
+        if level.n < _N_JUDGE and not sudden:
             return
         last = self._at == len(self._levels) - 1
-        slow = level.cost.unit_ns > _SLOW * level.best_ns
+        slow = sudden or level.cost.unit_ns > _SLOW * level.best_ns
         first = not self._tried_at_start and level.n >= _N_FIRST
         if (slow or first) and not last and self._clock() >= self._next_down:
             self._tried_at_start = True
-            self._try(self._at + 1)
+            # what the mean of many passes does not show yet
+            self._try(self._at + 1, ns / level.cost.curve.at(n_rows) / 2 if sudden else 0.0)
         elif self._at and self._clock() >= self._next_up:
-            self._try(self._at - 1)
+            if self._has_room():
+                self._try(self._at - 1)
+            else:
+                self._next_up = self._clock() + _UP_MIN_NS
 
-    def _try(self, at: int) -> None:
+    def _has_room(self) -> bool:
+        """Whether CPUs are idle for the threads of the level above."""
+        if self._idle is None:
+            return True
+        idle = self._idle()
+        more = self._levels[self._at - 1].n_threads - self.n_threads
+        return idle is not None and idle >= _IDLE * more
+
+    def _try(self, at: int, limit_ns: float = 0.0) -> None:
+        """limit_ns: a pass below it is better, whatever the mean of those before."""
         self._from, self._at = self._at, at
+        self._limit_ns = limit_ns
         level = self._levels[at]
         level.n = 0
         self._fresh.clear()
@@ -121,7 +149,7 @@ class ThreadGovernor:
         cost = level.cost if level.cost.unit_ns else before.cost
         unit = ns / cost.curve.at(n_rows)
         self._fresh.append(unit)
-        limit = before.cost.unit_ns * _FASTER
+        limit = max(self._limit_ns, before.cost.unit_ns * _FASTER)
         up = self._at < self._from
         better = min(self._fresh) < limit
         # one pass is enough to see that more threads are far too slow; the first with other threads is not the best

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from pyspec.control import ThreadGovernor
+from pyspec.control import IdleCpus, ThreadGovernor
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -24,12 +28,22 @@ def many_cpus(n: int, busy: int) -> float:
 class Machine:
     """Passes by a governor, with foreign load that comes and goes."""
 
-    def __init__(self, n_threads: int, ms: Callable[[int, int], float], noise: float = 0.04) -> None:
+    def __init__(
+        self, n_threads: int, ms: Callable[[int, int], float], noise: float = 0.04, n_cpus: int | None = None
+    ) -> None:
         self.ms, self.noise = ms, noise
         self.now = 0
         self.rng = random.Random(3)
         self.used = n_threads
-        self.governor = ThreadGovernor(n_threads, self.apply, lambda: self.now)
+        self.busy = 0
+        self.most = 0.0  # milliseconds of the longest pass
+        self.n_cpus = n_cpus
+        idle = None if n_cpus is None else self.idle
+        self.governor = ThreadGovernor(n_threads, self.apply, lambda: self.now, idle)
+
+    def idle(self) -> float:
+        assert self.n_cpus is not None
+        return max(0.0, self.n_cpus - self.busy - self.used)
 
     def apply(self, n: int) -> None:
         self.used = n
@@ -45,6 +59,7 @@ class Machine:
             if busy:  # the scheduler's slices
                 ns = int(ns * self.rng.uniform(0.7, 1.3))
             self.now += ns
+            self.most = max(self.most, ns / MS)
             self.governor.passed(n_rows, ns)
             n += 1
         return n * S / (self.now - start)
@@ -74,6 +89,50 @@ def test_foreign_load_comes_and_goes(rows: Callable[[int], int]) -> None:
     machine.run(2, 0, rows)
     assert machine.settled == 2, "back within two seconds"
     assert machine.run(3, 0, rows) >= 0.97 * quiet
+
+
+def test_where_two_threads_are_hopeless_one_pass_tells() -> None:
+    """Threads that spin for each other beside busy processes: measured on two CPUs with an attached pool."""
+    times = TWO_CPUS | {(2, 2): 1000.0, (1, 2): 42.0}
+    machine = Machine(2, lambda n, busy: times[n, busy], n_cpus=2)
+    quiet = machine.run(3, 0)
+    machine.run(1.2, 2)
+    assert machine.settled == 1
+    machine.most = 0
+    assert machine.run(20, 2) >= 0.98 * 1000 / 42 * 0.97
+    assert machine.most < 100, "nothing is tried while no CPU is idle"
+    machine.run(0.7, 0)
+    assert machine.settled == 2
+    assert machine.run(3, 0) >= 0.97 * quiet
+
+
+def test_what_linux_counts_as_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
+    stat = tmp_path / "stat"
+
+    def ticks(*cpus: tuple[int, int]) -> None:
+        lines = [f"cpu{i} {busy} 0 0 {idle} 0 0 0 0 0 0" for i, (busy, idle) in enumerate(cpus)]
+        stat.write_text("\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 5 0", ""]), encoding="ascii")
+
+    ticks((100, 100), (100, 100), (100, 100))
+    idle = IdleCpus(str(stat))
+    assert idle.works
+    assert idle() is None, "no time has gone by"
+    ticks((110, 100), (100, 110), (105, 105))
+    assert idle() == pytest.approx(0.5), "the CPU in between is not ours"
+    stat.unlink()
+    assert idle() is None
+    assert not IdleCpus(str(stat)).works
+
+
+def test_this_system_is_idle_now_and_then() -> None:
+    idle = IdleCpus()
+    if not idle.works:
+        pytest.skip("this system does not say")
+    time.sleep(0.1)
+    found = idle()
+    assert found is None or 0 <= found <= len(os.sched_getaffinity(0))
 
 
 def test_busy_from_the_start() -> None:
