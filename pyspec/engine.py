@@ -100,7 +100,6 @@ class Engine:
         self._vocab = vocab
         self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._logprobs = LogprobRows(16)
-        self._cancelling = False
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * target.n_seq_max
         self._n_chunk = min(target.n_ubatch, target.n_batch)
@@ -192,7 +191,6 @@ class Engine:
         """Ask for every sequence to end, at the next step. May be called from any thread, without the lock."""
         for seq in (*list(self._waiting), *self.active):
             seq.cancelled = True
-        self._cancelling = True
 
     def check_prompt(self, prompt: Seq[int]) -> None:
         """Raise what :meth:`submit` would raise for this prompt."""
@@ -256,11 +254,13 @@ class Engine:
         """
         if self.closed:
             raise ClosedError("the engine is closed")
-        if self._cancelling:
-            self._release_cancelled()
+        for seq in (*self._waiting, *self._slots):
+            if seq is not None and seq.cancelled:
+                self._release_cancelled()
+                break
         if self._waiting:
             self._admit()
-        active = [s for s in self._slots if s is not None]
+        active = self.active
         if not active:
             return False
         try:
@@ -278,8 +278,6 @@ class Engine:
         return True
 
     def _release_cancelled(self) -> None:
-        # first the mark, then the look: a request that comes meanwhile is seen at the next step
-        self._cancelling = False
         for seq in [s for s in (*self._waiting, *self.active) if s.cancelled]:
             self.release(seq)
         self._abort_clear()
