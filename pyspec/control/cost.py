@@ -28,6 +28,8 @@ _TRUST = 1.5
 _N_ANCHOR = 48
 #: Sizes that were not measured, between two that were and are no farther apart, are taken for cheap.
 _GAP = 4
+#: How steep costs are taken to be beyond the largest size that was measured, compared with below it.
+_HOPE = 0.5
 #: Largest size with a place of its own.
 _N_MAX = 512
 
@@ -144,8 +146,9 @@ class Curve:
                 values[x1] = y1
             x0, y0 = x1, y1
         if self._medians:
-            # beyond the largest one: as steep as on the way there
-            slope = max((y0 - values[self.first]) / (x0 - self.first), 1e-3)
+            # beyond the largest one: less steep than on the way there. Too high a guess would never be put right, because
+            # what looks dear is not tried; too low a one is, by the first pass of that size.
+            slope = max(_HOPE * (y0 - values[self.first]) / (x0 - self.first), 1e-3)
         for x in range(x0 + 1, len(values)):
             values[x] = y0 + slope * (x - x0)
 
