@@ -146,8 +146,8 @@ class Curve:
                 values[x1] = y1
             x0, y0 = x1, y1
         if self._medians:
-            # beyond the largest one: less steep than on the way there. Too high a guess would never be put right, because
-            # what looks dear is not tried; too low a one is, by the first pass of that size.
+            # beyond the largest one: less steep than on the way there. A guess too high would never be put right,
+            # because what looks dear is not tried; one too low is, by the first pass of that size.
             slope = max(_HOPE * (y0 - values[self.first]) / (x0 - self.first), 1e-3)
         for x in range(x0 + 1, len(values)):
             values[x] = y0 + slope * (x - x0)
