@@ -35,14 +35,23 @@ class DrafterChain:
     """
 
     def __init__(self, drafters: Sequence[Drafter], n_vocab: int) -> None:
-        self.drafters = tuple(drafters)
+        self.drafters = drafters
         self.n_max = max((d.n_max for d in self.drafters), default=0)
         self._n_vocab = n_vocab
-        # who has something to do after a pass; a call that does nothing costs as much as one that does little
-        self._processing = tuple(d for d in self.drafters if _has_own(d, "process"))
-        self._accepting = frozenset(id(d) for d in self.drafters if _has_own(d, "accept"))
         # by identity: a drafter of the user's may not be hashable
         self._failed: dict[int, set[int]] = {}
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """In order of priority."""
+        return self._drafters
+
+    @drafters.setter
+    def drafters(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+        # who has something to do after a pass; a call that does nothing costs as much as one that does little
+        self._processing = tuple(d for d in self._drafters if _has_own(d, "process"))
+        self._accepting = frozenset(id(d) for d in self._drafters if _has_own(d, "accept"))
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """A sequence starts, or starts over."""
@@ -132,7 +141,7 @@ class DrafterChain:
     def accept(self, seq: int, n_accepted: int, winner: Drafter | None, n_draft: int) -> None:
         """Tell all that want to know how much of the verified draft holds, and whose it was."""
         accepting = self._accepting
-        for drafter in self.drafters:
+        for drafter in self._drafters:
             if drafter is not winner and id(drafter) not in accepting:
                 continue
             if not (self._failed and self._is_off(drafter, seq)):
