@@ -13,7 +13,9 @@ Rules:
 2. A peer gets what makes it fastest: the CPU library with OpenMP or with ggml's own threads, whichever is faster in
    trial runs of that very case (a program that attaches no thread pool starts threads for every pass without OpenMP);
    the shortest sampler chain there is for greedy sampling; drafts sampled on the CPU on both sides, which was measured
-   to be faster for both. Its own clock is believed.
+   to be faster for both. Its own clock is believed. Memory is as each program comes: pyspec's weights lie in huge pages
+   where the system gives them to whoever asks (docs/performance.md), the peers map the file; ``--mapped`` lets pyspec
+   map it, too, so that both read the same memory.
 3. What is timed: generating, from the end of the prompt to the last token. With several sequences (``llama-server``)
    prompts and generation cannot be told apart, so there it is everything from the request to the last answer; the
    "whole" column has that for all. pyspec's time includes sampling, counters and text; llama-bench's does not.
@@ -40,7 +42,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -428,6 +430,7 @@ def make_key(
         "tokens": options.tokens,
         "k": options.k,
         "p_min": options.p_min,
+        "mapped": options.mapped,
     }
 
 
@@ -443,6 +446,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=3, help="tokens drafted by models; n-grams draft twice as many")
     parser.add_argument("--p-min", type=float, default=0.6, help="p_min of the cases that have one (default 0.6)")
     parser.add_argument("--threads", type=int, default=usable_n_threads(None), help="threads (default: CPUs to be had)")
+    parser.add_argument("--mapped", action="store_true", help="pyspec maps the model files, as the peers do")
     parser.add_argument("--target", type=Path, help="another target (GGUF)")
     parser.add_argument("--draft", type=Path, help="another draft model for draft-simple (GGUF)")
     parser.add_argument("--tools", type=Path, help="a folder with llama-bench etc. built already; not for fair figures")
@@ -470,6 +474,9 @@ def read_report(path: Path | None, key: dict[str, Any]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     cases = make_cases(options.k, options.p_min)
+    if options.mapped:
+        # an option of pyspec alone: the peers have no such name, and no need of it
+        cases = [replace(c, options={**c.options, "use_mmap": True}) for c in cases]
     if options.cases:
         parts = [part.strip() for part in options.cases.split(",") if part.strip()]
         cases = [c for c in cases if any(part in f"{c.peer}: {c.name}" for part in parts)]

@@ -89,7 +89,7 @@ def test_against_libllama(benchmark: Any, name: str, listed: bool) -> None:
 
     options, samplers = CHAINS[name]
     logits = make_rows()
-    verify = Verifier(N_ROWS)
+    verify = Verifier()
     prompt = list(range(1000, 1064))
     chain = SamplerChain(SamplingParams(seed=1, **options), N_VOCAB, prompt, 1)
     # accepted as a whole, so that every row is looked at
@@ -148,7 +148,7 @@ def test_against_libllama(benchmark: Any, name: str, listed: bool) -> None:
 def test_rejection(compare: Compare, k: int) -> None:
     """Rejection sampling against sample-and-match, all tokens accepted."""
     logits = make_rows()
-    verify = Verifier(N_ROWS)
+    verify = Verifier()
     chains = [
         SamplerChain(SamplingParams(temperature=1.0, top_k=k, seed=1, verification=v), N_VOCAB, (), 1)
         for v in ("rejection", "match")

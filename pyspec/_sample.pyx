@@ -21,7 +21,7 @@ import numpy as np
 
 __all__ = [
     "DRY", "DYNATEMP", "MIN_P", "MIROSTAT", "MIROSTAT2", "OK", "PENALTIES", "TEMPERATURE", "TOP_K", "TOP_N_SIGMA",
-    "TOP_P", "TYPICAL_P", "XTC", "NOTHING_LEFT", "NOT_FINITE", "Sampler", "Scratch", "draft_row", "verify_greedy",
+    "TOP_P", "TYPICAL_P", "XTC", "NOTHING_LEFT", "NOT_FINITE", "Sampler", "Scratch", "draft_row", "greedy_tokens",
 ]
 
 cdef enum:
@@ -471,40 +471,33 @@ cdef class Sampler:
         return ids, probs
 
 
-def verify_greedy(const float[:, ::1] logits not None, Py_ssize_t row0, const int32_t[::1] draft not None,
-                  int32_t[::1] out not None):
-    """Like ``_core.verify_greedy``, for rows that may be unfit.
+def greedy_tokens(const float[:, ::1] logits not None, Py_ssize_t row0, list draft not None):
+    """Like ``_core.verify_greedy``, for rows that may be unfit, and on lists.
 
     Args:
-        logits: IN float32 [n_rows, v]. row0: first row. draft: IN int32 [k].
-        out: OUT int32 [>= k + 1].
+        logits: IN float32 [n_rows, v]. row0: first row. draft: k token ids.
 
     Returns:
-        How many drafted tokens were accepted; ``-1 - i`` where row ``row0 + i`` holds NaN or +inf, or no logit above
-        -inf. Rows that do not matter are not looked at.
+        The accepted tokens and the one after them, a list of 1 to k + 1; or, as a number, ``-1 - i`` where row
+        ``row0 + i`` holds NaN or +inf, or no logit above -inf. Rows that do not matter are not looked at.
 
     Raises:
-        ValueError: rows or out too short. Nothing was written.
+        ValueError: rows too short.
     """
-    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], k = draft.shape[0], i = 0, best
-    if out.shape[0] < k + 1 or v < 1:
-        raise ValueError(f"out must hold {k + 1} values, got room for {out.shape[0]}")
-    if row0 < 0 or row0 > n or k + 1 > n - row0:
+    cdef Py_ssize_t n = logits.shape[0], v = logits.shape[1], k = len(draft), i = 0, best
+    if v < 1 or row0 < 0 or row0 > n or k + 1 > n - row0:
         raise ValueError(f"{k + 1} rows from row {row0} are needed, logits has {n}")
     cdef const float *x = &logits[row0, 0]
-    cdef const int32_t *want = &draft[0] if k > 0 else NULL
-    cdef int32_t *to = &out[0]
-    with nogil:
-        while True:
+    cdef list out = []
+    while True:
+        with nogil:
             best = ps_argmax_checked(x + i * v, v)
-            if best < 0:
-                i = -1 - i
-                break
-            to[i] = <int32_t>best
-            if i == k or to[i] != want[i]:
-                break
-            i += 1
-    return i
+        if best < 0:
+            return -1 - i
+        out.append(best)
+        if i == k or out[i] != draft[i]:
+            return out
+        i += 1
 
 
 def draft_row(const float[:, ::1] logits not None, Py_ssize_t row, Py_ssize_t n_vocab, double temperature,

@@ -118,7 +118,10 @@ class ModelParams(_Options):
         main_gpu: device index used for the whole model when ``split_mode`` is "none".
         split_mode: "none", "layer", "row" or "tensor".
         tensor_split: share of the model on each device; None: by free memory.
-        use_mmap: map the file instead of reading it. use_mlock: keep it in RAM.
+        use_mmap: map the file instead of reading it, so that processes share it and loading takes no time; None: only
+            where it cannot lie in huge pages of host memory, which are faster (Linux; not beside a GPU, nor where the
+            file takes more than a third of the available memory).
+        use_mlock: keep it in RAM.
         check_tensors: validate tensor data while loading (slower; finds NaN and corrupt blocks).
         use_extra_bufts: allow repacked weights; False makes 1-row and n-row kernels agree on K-quants.
         vocab_only: load the tokenizer and metadata, no weights.
@@ -130,7 +133,7 @@ class ModelParams(_Options):
     main_gpu: int = 0
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] | None = None
-    use_mmap: bool = True
+    use_mmap: bool | None = None
     use_mlock: bool = False
     check_tensors: bool = False
     use_extra_bufts: bool = True

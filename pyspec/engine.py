@@ -95,7 +95,7 @@ class Engine:
         self._clock = clock
         self._evaluators = (target, *draft_evaluators)
         self._batch = Batch(target.n_batch)
-        self._verify: Verifier | SyntheticVerifier = Verifier(target.n_batch)
+        self._verify: Verifier | SyntheticVerifier = Verifier()
         self._scratch = Scratch(target.n_vocab)
         self._vocab = vocab
         self._breakers: dict[tuple[str, ...], Breakers] = {}
@@ -254,12 +254,12 @@ class Engine:
         """
         if self.closed:
             raise ClosedError("the engine is closed")
-        cancelled = [s for s in (*self._waiting, *self.active) if s.cancelled]
-        for seq in cancelled:
-            self.release(seq)
-        if cancelled:
-            self._abort_clear()
-        self._admit()
+        for seq in (*self._waiting, *self._slots):
+            if seq is not None and seq.cancelled:
+                self._release_cancelled()
+                break
+        if self._waiting:
+            self._admit()
         active = self.active
         if not active:
             return False
@@ -276,6 +276,11 @@ class Engine:
             if not isinstance(e, DecodeAborted):
                 raise
         return True
+
+    def _release_cancelled(self) -> None:
+        for seq in [s for s in (*self._waiting, *self.active) if s.cancelled]:
+            self.release(seq)
+        self._abort_clear()
 
     def _admit(self) -> None:
         for i, slot in enumerate(self._slots):
@@ -339,21 +344,20 @@ class Engine:
         self.chain.process(batch)
         t3 = self._clock()
         rows, n_rows = batch.rows(), batch.n
-        verdicts = [self._verdict(s, logits, rows[s.id][0], drafts[s.id], qs.get(s.id, ())) for s in seqs]
-        if self.observer is not None:
-            for seq, (_, emitted) in zip(seqs, verdicts, strict=True):
-                self.observer(seq, logits, rows[seq.id][0], len(drafts[seq.id]), emitted)
-        logprobs = {
-            s.id: self._score(s, logits, rows[s.id][0], emitted)
-            for s, (_, emitted) in zip(seqs, verdicts, strict=True)
-            if s.params.logprobs
-        }
+        verdicts = []
+        for seq in seqs:
+            row, draft = rows[seq.id][0], drafts[seq.id]
+            n_acc, emitted = self._verdict(seq, logits, row, draft, qs.get(seq.id, ()))
+            if self.observer is not None:
+                self.observer(seq, logits, row, len(draft), emitted)
+            scores = self._score(seq, logits, row, emitted) if seq.params.logprobs else []
+            verdicts.append((n_acc, emitted, scores))
         t4 = self._clock()
         behind: list[tuple[Sequence, int]] = []
-        for seq, (n_acc, emitted) in zip(seqs, verdicts, strict=True):
+        for seq, (n_acc, emitted, scores) in zip(seqs, verdicts, strict=True):
             n_draft, winner = len(drafts[seq.id]), winners.get(seq.id)
             n_keep, n_now = seq.n_past + 1 + n_acc, seq.n_past + max(1 + n_draft, self._n_rows)
-            n_used = self._commit(seq, n_acc, emitted, logprobs.get(seq.id, []))
+            n_used = self._commit(seq, n_acc, emitted, scores)
             n_acc = min(n_acc, n_used)
             if winner is not None:
                 seq.drafter_stats(winner.name).count(n_draft, n_acc)

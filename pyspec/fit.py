@@ -105,7 +105,7 @@ def estimate(
         if part.loaded:
             found = [replace(use, weights_bytes=0, repacked_bytes=0) for use in found]
         uses.setdefault(part.what, []).extend(found)
-    mapped = {part.what: part.model.use_mmap and not part.model.use_mlock for part in parts}
+    mapped = {part.what: part.model.use_mmap is not False and not part.model.use_mlock for part in parts}
     return Estimate(uses, free_memory(known), mapped)
 
 

@@ -501,9 +501,11 @@ class LLM:
         with self._lock:
             engine, seqs = self._start(requests)
         try:
-            while not all(s.done for s in seqs):
+            running = True
+            while running:
                 with self._lock:
-                    if not all(s.done for s in seqs):
+                    running = not all(s.done for s in seqs)
+                    if running:
                         engine.step()
         finally:
             with self._lock:

@@ -80,7 +80,7 @@ class World:
             drawn: the draft is drawn; False: it is the draft's best token each time.
             verifier: another one than the real one, which must be caught.
         """
-        verify = verifier if verifier is not None else Verifier(self.n_draft)
+        verify = verifier if verifier is not None else Verifier()
         sampler = DraftSampler(1, self.n_vocab)
         chain = SamplerChain(params, self.n_vocab, self.prompt, 0)
         rows = np.zeros((self.n_draft + 1, self.n_vocab), np.float32)
@@ -182,7 +182,7 @@ def fails(found: dict[str, float]) -> list[str]:
 
 def planted(kind: str, n_draft: int) -> Callable[..., Any]:
     """A verifier with a fault, for tests of the tests."""
-    verify = Verifier(n_draft)
+    verify = Verifier()
 
     def wrong(rows: Any, row: int, draft: Any, chain: Any, pos: int, q: Any) -> Any:
         if kind == "q too small":

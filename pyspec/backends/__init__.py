@@ -6,9 +6,9 @@ from typing import Any
 
 from . import _binding, _loader
 from ._binding import is_loaded, load, set_log_level
-from ._context_checks import available_bytes
 from ._estimate import HOST, MemoryUse, estimate_memory
 from ._gguf import split_paths
+from ._memory import available_bytes
 from ._select import devices_in_use
 from .devices import Device, DeviceTest, check_device, devices, features, find_device
 from .handles import ContextHandle, LoraHandle, ModelHandle, ThreadPool, context_memory, quantize

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..config import CACHE_TYPES, ContextParams
 from ..errors import ConfigError, NativeError, UnsupportedError
 from . import _binding
+from ._memory import available_bytes
 from ._model import ModelHandle, native_model_params
 
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
 
-__all__ = ["available_bytes", "check_context", "check_memory"]
+__all__ = ["check_context", "check_memory"]
 
 # ggml type number -> (bytes, values) of a block
 _BLOCKS = {
@@ -143,26 +144,3 @@ def _cache_bounds(model: ModelHandle, params: ContextParams) -> tuple[int, int]:
         return 0, upper
     compressed = f"{model.architecture}.attention.kv_lora_rank" in meta
     return n_cells * (_CELL_BYTES + (0 if compressed or model.is_hybrid else int(model.n_head_kv * per_head))), upper
-
-
-def available_bytes() -> int | None:
-    """Memory this process can still get: the system's, cut to the cgroup's limit; None if unknown."""
-    free: int | None = None
-    try:
-        with open("/proc/meminfo") as f:
-            for line in f:
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    for limit_path, usage_path in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            with open(limit_path) as f_limit, open(usage_path) as f_usage:
-                left = int(f_limit.read()) - int(f_usage.read())
-        except (OSError, ValueError):
-            continue
-        free = left if free is None else min(free, left)
-    return free

@@ -13,6 +13,7 @@ from ..errors import ConfigError, ModelLoadError, NativeError
 from ..types import I32Array
 from . import _binding
 from ._gguf import check_file, split_paths
+from ._memory import is_mapped
 from ._ownership import Handle, Native, creating, exiting, park_if_exiting
 from ._select import check_split, select_devices
 from ._status import ERR_ABORT, drain_log, last_error, last_log, raise_status
@@ -79,7 +80,7 @@ class ModelHandle(Handle):
         self._ffi, self._lib = ffi, lib
         state = _Progress(progress)
         handle = ffi.new_handle(state)
-        native_params = native_model_params(params)
+        native_params = native_model_params(params.override(use_mmap=is_mapped(self.path, params)))
         native_params.params.progress_callback = lib.pyspec_py_progress
         native_params.params.progress_callback_user_data = handle
         out = ffi.new("struct llama_model **")
@@ -356,7 +357,7 @@ class native_model_params:
         # enum llama_load_mode: none, mmap, mlock, both
         params.load_mode = (
             (lib.LLAMA_LOAD_MODE_MMAP_MLOCK if options.use_mlock else lib.LLAMA_LOAD_MODE_MMAP)
-            if options.use_mmap and lib.llama_supports_mmap()
+            if options.use_mmap is not False and lib.llama_supports_mmap()
             else (lib.LLAMA_LOAD_MODE_MLOCK if options.use_mlock else lib.LLAMA_LOAD_MODE_NONE)
         )
         params.check_tensors = options.check_tensors

@@ -23,11 +23,13 @@ _ALPHA = 0.15
 _OUTLIER = 1.8
 _N_OUTLIERS = 3
 #: A first measurement counts for no more than so many times what was expected.
-_TRUST = 1.5
+_TRUST = 1.1
 #: Passes without one that nothing was drafted for, after which other passes only follow the machine's speed.
 _N_ANCHOR = 48
 #: Sizes that were not measured, between two that were and are no farther apart, are taken for cheap.
 _GAP = 4
+#: How steep costs are taken to be beyond the largest size that was measured, compared with below it.
+_HOPE = 0.5
 #: Largest size with a place of its own.
 _N_MAX = 512
 
@@ -102,10 +104,11 @@ class Curve:
         if len(samples) > 2:
             median = sorted(samples)[len(samples) // 2]
         else:
-            # a single bad moment must not make a size look dear for ever: it would not be measured again
+            # A single bad moment must not make a size look dear for ever: it would not be measured again. And the first
+            # pass of a size holds work that is done once; passes of two rows were seen to take twice as long then.
             median = min(samples)
             if len(samples) == 1:
-                median = min(median, _TRUST * self.at(size) + 0.05)
+                median = min(median, _TRUST * self.at(size))
         before = self._medians.get(size)
         if before is None or abs(median - before) > 0.02 * before:
             self._medians[size] = median
@@ -144,8 +147,9 @@ class Curve:
                 values[x1] = y1
             x0, y0 = x1, y1
         if self._medians:
-            # beyond the largest one: as steep as on the way there
-            slope = max((y0 - values[self.first]) / (x0 - self.first), 1e-3)
+            # beyond the largest one: less steep than on the way there. A guess too high would never be put right,
+            # because what looks dear is not tried; one too low is, by the first pass of that size.
+            slope = max(_HOPE * (y0 - values[self.first]) / (x0 - self.first), 1e-3)
         for x in range(x0 + 1, len(values)):
             values[x] = y0 + slope * (x - x0)
 

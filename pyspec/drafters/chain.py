@@ -12,10 +12,10 @@ import numpy as np
 
 from ..errors import DecodeAborted
 from ..types import CONSTRAINT, DraftRequest, F32Array, I32Array
+from .base import Drafter
 
 if TYPE_CHECKING:
     from ..runtime import Batch
-    from .base import Drafter
 
 __all__ = ["DrafterChain"]
 
@@ -35,11 +35,23 @@ class DrafterChain:
     """
 
     def __init__(self, drafters: Sequence[Drafter], n_vocab: int) -> None:
-        self.drafters = tuple(drafters)
+        self.drafters = drafters
         self.n_max = max((d.n_max for d in self.drafters), default=0)
         self._n_vocab = n_vocab
         # by identity: a drafter of the user's may not be hashable
         self._failed: dict[int, set[int]] = {}
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """In order of priority."""
+        return self._drafters
+
+    @drafters.setter
+    def drafters(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+        # who has something to do after a pass; a call that does nothing costs as much as one that does little
+        self._processing = tuple(d for d in self._drafters if _has_own(d, "process"))
+        self._accepting = frozenset(id(d) for d in self._drafters if _has_own(d, "accept"))
 
     def begin(self, seq: int, tokens: list[int]) -> None:
         """A sequence starts, or starts over."""
@@ -116,7 +128,7 @@ class DrafterChain:
 
     def process(self, batch: Batch) -> None:
         """Let all mirror the pass that the target has just evaluated."""
-        for drafter in self.drafters:
+        for drafter in self._processing:
             seqs = list(batch.rows())
             if self._failed:
                 seqs = [seq for seq in seqs if not self._is_off(drafter, seq)]
@@ -127,8 +139,11 @@ class DrafterChain:
                     self._fail(drafter, seqs, e)
 
     def accept(self, seq: int, n_accepted: int, winner: Drafter | None, n_draft: int) -> None:
-        """Tell all how much of the verified draft holds, and whose it was."""
-        for drafter in self.drafters:
+        """Tell all that want to know how much of the verified draft holds, and whose it was."""
+        accepting = self._accepting
+        for drafter in self._drafters:
+            if drafter is not winner and id(drafter) not in accepting:
+                continue
             if not (self._failed and self._is_off(drafter, seq)):
                 try:
                     drafter.run_accept(seq, n_accepted, drafter is not winner, n_draft)
@@ -162,3 +177,9 @@ class DrafterChain:
         log.warning("%s failed and is off for sequence(s) %s: %s", drafter.name, seqs, e, exc_info=e)
         for seq in seqs:
             self._failed.setdefault(seq, set()).add(id(drafter))
+
+
+def _has_own(drafter: Drafter, verb: str) -> bool:
+    """Whether a drafter does something when it is told."""
+    names = (verb, f"run_{verb}")
+    return any(getattr(type(drafter), n, None) is not getattr(Drafter, n) or n in vars(drafter) for n in names)

@@ -66,6 +66,7 @@ class Context:
         except BaseException:
             h.close()
             raise
+        self._notes = self.memory.kind is RollbackKind.BOUNDED
 
     def _rollback_kind(self) -> RollbackKind:
         model, h = self.model, self.handle
@@ -113,7 +114,8 @@ class Context:
         self.handle.decode(
             batch.tokens if batch.use_tokens else None, batch.pos, batch.seq, batch.output, batch.embd, batch.n
         )
-        self.memory.note(batch.rows())
+        if self._notes:
+            self.memory.note(batch.rows())
 
     def encode(self, embd: F32Array, n: int) -> None:
         """See :meth:`Evaluator.encode`."""

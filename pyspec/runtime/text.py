@@ -33,11 +33,17 @@ class TextStream:
         self._special = not skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self._in_character = False
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Add one token; returns the text that is now certain. Sets ``stopped`` when a stop string was completed."""
-        return self._take(self._decoder.decode(self._vocab.token_bytes(token, self._special)))
+        data = self._vocab.token_bytes(token, self._special)
+        if data.isascii() and not self._in_character:
+            return self._take(data.decode("ascii"))
+        text = self._decoder.decode(data)
+        self._in_character = bool(self._decoder.getstate()[0])
+        return self._take(text)
 
     def flush(self) -> str:
         """The text still held back, at the end of the output. Half a character becomes U+FFFD."""

@@ -31,14 +31,7 @@ Q = Sequence[tuple[I32Array, F32Array]]
 
 
 class Verifier:
-    """Verifies sequences against logits rows. One thread at a time.
-
-    Args:
-        n_draft_max: longest draft.
-    """
-
-    def __init__(self, n_draft_max: int) -> None:
-        self._out: I32Array = np.zeros(n_draft_max + 1, np.int32)
+    """Verifies sequences against logits rows. One thread at a time."""
 
     def __call__(
         self,
@@ -78,13 +71,12 @@ class Verifier:
     def _greedy(
         self, logits: F32Array, row: int, draft: Sequence[int], chain: SamplerChain, pos: int
     ) -> tuple[int, list[int]]:
-        n_acc = _sample.verify_greedy(logits, row, np.asarray(draft, dtype=np.int32), self._out)
-        if n_acc < 0:
-            raise row_error(logits, row - 1 - n_acc, pos - 1 - n_acc)
-        emitted = self._out[: n_acc + 1].tolist()
+        emitted = _sample.greedy_tokens(logits, row, draft if isinstance(draft, list) else list(draft))
+        if isinstance(emitted, int):
+            raise row_error(logits, row - 1 - emitted, pos - 1 - emitted)
         if chain.trace is not None:
             chain.trace += [Candidates(np.array([t], np.int32), np.ones(1, np.float32)) for t in emitted]
-        return n_acc, emitted
+        return len(emitted) - 1, emitted
 
     def _match(
         self, logits: F32Array, row: int, draft: Sequence[int], chain: SamplerChain, pos: int

@@ -252,23 +252,23 @@ def test_a_trace_changes_nothing_and_holds_what_was_drawn_from() -> None:
 def test_greedy_rows() -> None:
     logits = rows(4, 1000, 1)
     best = logits.argmax(1).tolist()
-    out = np.zeros(8, np.int32)
-    draft = np.array([best[0], best[1], (best[2] + 1) % 1000], np.int32)
-    assert S.verify_greedy(logits, 0, draft, out) == 2
-    assert out[:3].tolist() == best[:3]
-    assert S.verify_greedy(logits, 0, np.array(best[:3], np.int32), out) == 3
-    assert S.verify_greedy(logits, 3, np.zeros(0, np.int32), out) == 0
+    draft = [best[0], best[1], (best[2] + 1) % 1000]
+    assert S.greedy_tokens(logits, 0, draft) == best[:3]
+    assert S.greedy_tokens(logits, 0, best[:3]) == best
+    assert S.greedy_tokens(logits, 3, []) == best[3:]
+    assert S.greedy_tokens(logits, 2, [-1]) == best[2:3]
     # rows after the first wrong token do not matter
     logits[3, 5] = np.nan
-    assert S.verify_greedy(logits, 0, draft, out) == 2
-    assert S.verify_greedy(logits, 0, np.array(best[:3], np.int32), out) == -4
+    assert S.greedy_tokens(logits, 0, draft) == best[:3]
+    assert S.greedy_tokens(logits, 0, best[:3]) == -4
     for value in (np.nan, np.inf):
         logits[1, 999] = value
-        assert S.verify_greedy(logits, 0, draft, out) == -2
+        assert S.greedy_tokens(logits, 0, draft) == -2
     logits[0] = -np.inf
-    assert S.verify_greedy(logits, 0, draft, out) == -1
-    with pytest.raises(ValueError, match="rows"):
-        S.verify_greedy(logits, 2, draft, out)
+    assert S.greedy_tokens(logits, 0, draft) == -1
+    for row in (-1, 2, 5):
+        with pytest.raises(ValueError, match="rows"):
+            S.greedy_tokens(logits, row, draft)
 
 
 @pytest.mark.parametrize(
