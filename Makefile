@@ -93,8 +93,8 @@ test-foreign: build $(VENV)/.stamp-test
 VULKAN_TESTS ?= tests/exactness/test_greedy.py -k test_a_few_tokens -o timeout=1200
 test-vulkan: export VULKAN_SDK := $(CURDIR)/build/vulkan-sdk
 test-vulkan: export GGML_VK_VISIBLE_DEVICES := 0
-# llvmpipe then compiles kernels without optimizing them, which is most of the time of short tests.
-test-vulkan: export GALLIVM_PERF := nopt
+# llvmpipe compiles a kernel for seconds at its first use. The compiled ones are kept for all processes.
+test-vulkan: export MESA_SHADER_CACHE_DIR := $(CURDIR)/build/mesa-cache
 test-vulkan: export PYSPEC_BACKENDS := vulkan
 test-vulkan: export PYSPEC_TEST_REQUIRE := native,device
 test-vulkan:

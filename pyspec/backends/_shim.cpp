@@ -915,6 +915,8 @@ int pyspec_set_layer_input(pyspec_context * c, int32_t layer, bool value) {
     }
     // An architecture without this output fails an assertion while the graph is built, before any thread computes.
     const int probe = guarded([&]() -> int {
+        // A GPU may still compute the last pass, and this takes its graph and memory away: libllama does not wait here.
+        llama_synchronize(c->ctx);
         // one row for every sequence: a split cache wants the same number of rows from each
         const uint32_t n = llama_n_seq_max(c->ctx);
         return llama_graph_reserve(c->ctx, n, n, n) ? PYSPEC_OK : fail(PYSPEC_ERR_MEMORY, "no memory for the graph");
@@ -982,6 +984,7 @@ int pyspec_seq_keep(pyspec_context * c, int32_t seq) {
 
 int pyspec_memory_clear(pyspec_context * c) {
     return guarded([&]() -> int {
+        llama_synchronize(c->ctx); // a GPU may still write the cells of the last pass
         llama_memory_clear(c->memory, true);
         return PYSPEC_OK;
     });

@@ -68,17 +68,43 @@ def test_other_forms(pair: Pair, tiny: Any, make_llm: Any, plain: Plain) -> None
     check(pair.make(tiny, make_llm, n_seq_max=3), pair, plain, 6, 128, pair.slack)
 
 
+#: Text that repeats, so that there is something to look up.
+REPEATING = [
+    "for i in range(10): print(i, add(i, 1))\n" * 3,
+    "The model predicts the next token from the tokens before it. " * 3,
+    "apple trees and stories, apple trees and songs, apple trees and",
+]
+
 #: One pair of each method and kind of memory, neither perfect nor useless where there is one.
 MIDDLING = list({(p.method, p.kind): p for p in MATRIX if 0.3 < p.page < 0.9}.values())
 
 
-@pytest.mark.parametrize("pair", MIDDLING, ids=lambda p: p.id)
-def test_a_few_tokens(pair: Pair, tiny: Any, make_llm: Any, plain: Plain) -> None:
+#: One pair of each method and kind of memory; a perfect one where there is no other.
+EACH = list({(p.method, p.kind): p for p in [*(p for p in MATRIX if p.page > 0.3), *MIDDLING]}.values())
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+@pytest.mark.parametrize("pair", EACH, ids=lambda p: p.id)
+def test_a_few_tokens(pair: Pair, n_seq: int, tiny: Any, make_llm: Any, plain: Plain) -> None:
     """Short enough for software devices: ``make test-vulkan`` runs this, with target and draft in different places."""
-    llm = pair.make(tiny, make_llm, n_seq_max=2)
-    results = llm.generate(PROMPTS[:2], max_tokens=24, ignore_eos=True)
-    assert [r.tokens for r in results] == plain(pair.target, PROMPTS[:2], 24, **pair.target_params)
+    llm = pair.make(tiny, make_llm, n_seq_max=n_seq)
+    prompts = PROMPTS[: max(2, n_seq)]  # two, so that the second starts where the first was
+    results = llm.generate(prompts, max_tokens=24, ignore_eos=True)
+    assert [r.tokens for r in results] == plain(pair.target, PROMPTS[:3], 24, **pair.target_params)[: len(prompts)]
     assert llm.stats.n_accepted > 0
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+@pytest.mark.parametrize("kind", ["full", "swa", "recurrent", "hybrid"])
+@pytest.mark.parametrize("method", ["ngram-simple", "suffix"])
+def test_a_few_tokens_looked_up(method: str, kind: str, n_seq: int, tiny: Any, make_llm: Any, plain: Plain) -> None:
+    """The same for methods without a draft model."""
+    target = TARGETS[kind]
+    llm = make_llm(tiny(target), speculation=method, n_seq_max=n_seq, **LOOKUPS[method])
+    prompts = REPEATING[: max(2, n_seq)]
+    results = llm.generate(prompts, max_tokens=24, ignore_eos=True)
+    assert [r.tokens for r in results] == plain(target, REPEATING, 24)[: len(prompts)]
+    assert llm.stats.n_draft > 0
 
 
 @pytest.mark.parametrize("pair", MIDDLING, ids=lambda p: p.id)
@@ -131,13 +157,6 @@ def test_context_options(pair: Pair, options: dict[str, Any], tiny: Any, make_ll
 
 
 # ---- methods that need no model, on any target ----------------------------------------------
-
-#: Text that repeats, so that there is something to look up.
-REPEATING = [
-    "for i in range(10): print(i, add(i, 1))\n" * 3,
-    "The model predicts the next token from the tokens before it. " * 3,
-    "apple trees and stories, apple trees and songs, apple trees and",
-]
 
 
 @pytest.mark.parametrize("n_seq", [1, 3])
