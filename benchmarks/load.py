@@ -2,8 +2,9 @@
 
     python benchmarks/load.py MODEL.gguf [--busy 2] [--seconds 6] [--threads N] [--fixed] [--json OUT]
 
-Starts the busy processes itself, each in a session of its own, and ends them. ``--fixed`` keeps the number of threads, for comparison. Says how much
-of the quiet speed is left under load (the bar is 0.45), and how long after the load's end the speed was back at 0.9.
+Starts the busy processes itself, each in a session of its own, and ends them. ``--fixed`` keeps the number of threads,
+for comparison. Says how much of the quiet speed is left under load (the bar is 0.45), and how long after the load's end
+the speed was back at 0.9.
 """
 
 from __future__ import annotations
