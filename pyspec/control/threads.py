@@ -109,7 +109,9 @@ class ThreadGovernor:
             self._judge(level, n_rows, ns)
             return
         level.add(n_rows, ns)
-        sudden = level.best_ns > 0 and ns > _SUDDEN * level.best_ns * level.cost.curve.at(n_rows)
+        # the first passes of a size hold work that is done once, and its price is a guess
+        known = n_rows == 1 or level.cost.curve.count(n_rows) > 2
+        sudden = known and level.best_ns > 0 and ns > _SUDDEN * level.best_ns * level.cost.curve.at(n_rows)
         if level.n < _N_JUDGE and not sudden:
             return
         last = self._at == len(self._levels) - 1

@@ -106,6 +106,17 @@ def test_where_two_threads_are_hopeless_one_pass_tells() -> None:
     assert machine.run(3, 0) >= 0.97 * quiet
 
 
+def test_the_first_pass_of_a_size_is_no_load() -> None:
+    machine = two_cpus()
+    machine.run(2, 0)
+    assert machine.settled == 2
+    n_changes = machine.governor.n_changes
+    for n_rows in (5, 9, 17):
+        machine.governor.passed(n_rows, int(20 * n_rows * TWO_CPUS[2, 0] * MS))
+        assert not machine.governor.trying
+    assert machine.governor.n_changes == n_changes
+
+
 def test_what_linux_counts_as_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
