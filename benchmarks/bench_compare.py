@@ -92,15 +92,25 @@ def run(folder: Path, commit: str, out: Path, arguments: Sequence[str]) -> None:
         say(f"some benchmarks of {folder.name} failed:\n{done.stdout[-1500:]}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Options; what comes after ``--`` is ``pytest``."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], epilog="Behind -- come arguments for pytest, such as -k argmax."
+    )
     parser.add_argument("base", help="the revision to compare with")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turns (default 3)")
     parser.add_argument("--threshold", type=float, default=1.1, help="largest ratio that passes (default 1.1)")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, such as -k argmax (after --)")
-    options = parser.parse_args(argv)
+    # argparse would give the rest to an argument of its own only where no option stands before it
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:at])
+    options.pytest = list(argv[at + 1 :])
     if options.rounds < 1:
         parser.error("--rounds is at least 1")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if argv is None else argv)
     try:
         base = git("rev-parse", "--verify", f"{options.base}^{{commit}}")
         change = git("stash", "create") or git("rev-parse", "HEAD")

@@ -135,3 +135,14 @@ def test_the_key_of_the_benchmarks_has_what_comparisons_need() -> None:
     conftest = load("conftest")
     wanted = {"commit", "pin", "backend", "device", "cpu", "model_sha256", "quantisation", "threads", "drafter", "k"}
     assert wanted <= set(conftest.machine_key())
+
+
+def test_options_of_bench_compare() -> None:
+    parse = load("bench_compare").parse
+    options = parse(["main", "--rounds", "5", "--", "-k", "argmax", "--", "x"])
+    assert (options.base, options.rounds, options.pytest) == ("main", 5, ["-k", "argmax", "--", "x"])
+    assert parse(["main"]).pytest == []
+    with pytest.raises(SystemExit):
+        parse(["main", "-k", "argmax"])
+    with pytest.raises(SystemExit):
+        parse(["main", "--rounds", "0"])
