@@ -66,7 +66,6 @@ class Context:
         except BaseException:
             h.close()
             raise
-        self._notes = self.memory.kind is RollbackKind.BOUNDED
 
     def _rollback_kind(self) -> RollbackKind:
         model, h = self.model, self.handle
@@ -114,8 +113,7 @@ class Context:
         self.handle.decode(
             batch.tokens if batch.use_tokens else None, batch.pos, batch.seq, batch.output, batch.embd, batch.n
         )
-        if self._notes:
-            self.memory.note(batch.rows())
+        self.memory.note(batch.rows())
 
     def encode(self, embd: F32Array, n: int) -> None:
         """See :meth:`Evaluator.encode`."""
