@@ -330,18 +330,14 @@ def _governor(
     control: AutoController | None,
 ) -> ThreadGovernor:
     """Follows the passes of the first context, for all of them."""
-    attached = True
 
     def apply(n: int) -> None:
-        nonlocal attached
         n_batch = max(1, n_threads_batch * n // n_threads)
         # every pass wakes all threads of a pool, those too that have nothing to do in it
-        wanted = max(n, n_batch) > 1
+        threads = pool if max(n, n_batch) > 1 else None
         for context in contexts:
-            if wanted != attached:
-                context.handle.attach_threadpool(pool if wanted else None)
+            context.handle.attach_threadpool(threads)
             context.handle.set_n_threads(n, n_batch)
-        attached = wanted
         if control is not None:
             control.n_threads = n
 
