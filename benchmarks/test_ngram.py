@@ -57,13 +57,15 @@ class Calls:
         self.text = tokens[:n_prompt]
         self.rest = tokens[n_prompt:]
         self.drafter.begin(0, self.text)
-        self.request = DraftRequest(0, n_prompt - 1, self.text[-1], self.text, 64)
-        self.draft()
+        self.draft(self.request())
 
-    def draft(self) -> list[int]:
-        self.request.draft.clear()
-        self.drafter.draft([self.request])
-        return self.request.draft
+    def request(self) -> DraftRequest:
+        return DraftRequest(0, len(self.text) - 1, self.text[-1], self.text, 64)
+
+    def draft(self, request: DraftRequest) -> list[int]:
+        request.draft.clear()
+        self.drafter.draft([request])
+        return request.draft
 
 
 def steps(calls: Calls, before: Callable[[], None] | None = None) -> tuple[list[float], int]:
@@ -74,13 +76,13 @@ def steps(calls: Calls, before: Callable[[], None] | None = None) -> tuple[list[
     times, n_found = [], 0
     for i in range(0, len(calls.rest), calls.step):
         calls.text += calls.rest[i : i + calls.step]
-        request = calls.request = DraftRequest(0, len(calls.text) - 1, calls.text[-1], calls.text, 64)
+        request = calls.request()
         if before is not None:
             before()
         start = time.perf_counter_ns()
-        calls.drafter.draft([request])
+        draft = calls.draft(request)
         times.append((time.perf_counter_ns() - start) / 1000)
-        n_found += bool(request.draft)
+        n_found += bool(draft)
     return times, n_found
 
 
@@ -98,7 +100,7 @@ def test_draft_is_flat(benchmark: Any, evict: Callable[[], None], method: str, k
             medians[n] = min(statistics.median(times) for times, _ in runs)
             assert (runs[0][1] > 0) == (kind == "phrases")
     calls = Calls(method, history(SIZES[-1] if not benchmark.disabled else SIZES[0], kind))
-    benchmark(calls.draft)
+    benchmark(calls.draft, calls.request())
     benchmark.extra_info |= {"draft_us": warm, "draft_us_cold": cold}
     if not benchmark.disabled:
         assert warm[SIZES[-1]] <= DRAFT_US
