@@ -3,13 +3,15 @@
 
     python benchmarks/replay.py record MODEL OUT.json [--prompts suite] [-n 128] [--raw]
     python benchmarks/replay.py replay OUT.json ngram-simple:size_n=3,size_m=11 suffix suffix:suffix_p_min=0.7
+    python benchmarks/replay.py replay OUT.json auto suffix
     python benchmarks/replay.py replay OUT.json --sweep
 
 ``record`` writes what a model says to the prompts, and what its passes cost by their rows. ``replay`` lets drafters
 propose while the recorded text goes by, and adds up the cost of the passes that would have been made: the speed that
 greedy decoding would have with this text, if drafting were free. Where rows of a pass are computed otherwise than one
 alone (K-quants), a real run may write another text; so this is for comparing settings, and real runs have the last
-word. ``--sweep`` tries some hundred settings of llama.cpp's five methods, and ``suffix``.
+word. ``--sweep`` tries some hundred settings of llama.cpp's five methods, and ``suffix``. ``auto`` is what
+``speculation="auto"`` makes of ``suffix``; the recorded costs are its clock.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from typing import Any
 import numpy as np
 
 from pyspec.config import SpeculationParams
+from pyspec.control import AutoController
 from pyspec.drafters import registry
+from pyspec.drafters.chain import DrafterChain
 from pyspec.testing import FakeEvaluator, Rule
 from pyspec.types import DraftRequest
 
@@ -58,25 +62,39 @@ def record(args: argparse.Namespace) -> None:
 def replay(data: dict[str, Any], method: str, options: dict[str, Any], n: int) -> dict[str, float]:
     """Speed against one pass for each token, by prompt, and over all of them."""
     rows, us = zip(*data["cost_us"], strict=True)
-    cost = np.interp(np.arange(1026), rows, us) / us[0]
+    sizes = np.arange(1026)
+    cost = np.interp(sizes, rows, us) / us[0] * np.maximum(1.0, sizes / rows[-1])
     params = SpeculationParams(**options)
-    drafter = registry.get(method)(target(), None, params, 1)
+    drafter = registry.get("suffix" if method == "auto" else method)(target(), None, params, 1)
+    chain = DrafterChain([drafter], target().n_vocab)
+    control = AutoController() if method == "auto" else None
     speeds, spent = {}, {}
     for run in data["runs"]:
         text, tokens = run["prompt"] + run["output"][:n], list(run["prompt"])
-        drafter.begin(0, tokens)
+        chain.begin(0, tokens)
+        if control is not None:
+            control.begin(0)
+            control.prefilled(len(run["prompt"]), int(1000 * us[0] * cost[min(len(run["prompt"]), len(cost) - 1)]))
         spent[run["name"]] = 0.0
         while len(tokens) < len(text):
             room = len(text) - len(tokens) - 1
             request = DraftRequest(0, len(tokens) - 1, tokens[-1], tokens, room)
-            if room:
-                drafter.draft([request])
+            requests = [request] if room else []
+            if control is not None:
+                control.draft(chain, requests, 1)
+            else:
+                chain.draft(requests)
             pairs = zip(request.draft, text[len(tokens) :], strict=False)
             n_accepted = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], pairs))
-            spent[run["name"]] += float(cost[1 + len(request.draft)])
-            tokens += text[len(tokens) : len(tokens) + n_accepted + 1]
-            drafter.accept(0, n_accepted, not request.draft)
-        drafter.end(0)
+            n_rows = 1 + len(request.draft)
+            spent[run["name"]] += float(cost[n_rows])
+            emitted = text[len(tokens) : len(tokens) + n_accepted + 1]
+            tokens += emitted
+            chain.accept(0, n_accepted, drafter if request.draft else None, len(request.draft))
+            if control is not None:
+                control.accept(0, len(request.draft), n_accepted, emitted)
+                control.passed(n_rows, int(1000 * us[0] * cost[n_rows]))
+        chain.end(0)
         speeds[run["name"]] = (len(text) - len(run["prompt"])) / spent[run["name"]]
     n_all = sum(min(n, len(run["output"])) for run in data["runs"])
     return {"all": n_all / sum(spent.values()), **speeds}

@@ -303,6 +303,8 @@ class Engine:
         t0 = self._clock()
         n_past = seq.n_past
         self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
+        if self.control is not None:
+            self.control.prefilled(seq.n_past - n_past, self._clock() - t0)
         self.chain.process(self._batch)
         us = (self._clock() - t0) // 1000
         for stats in (seq.stats, self.stats):

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from ..stats import ControlStats
-from .belief import Belief, Mood
+from .belief import Belief, Mood, Trust
 from .cost import Curve, PassCost
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _HOPE = 0.1
 #: Asked at least so often before it is parked.
 _N_TRIES = 3
 #: Nothing longer is drafted, or verified, than twice what was measured already; at first:
-_REACH = 2
+_REACH = 8
 #: Tokens that the decision to draft another one looks ahead.
 _AHEAD = 5
 #: The rate of the last few steps, with so much left of it after each.
@@ -51,7 +51,8 @@ class _Track:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.name = drafter.name
-        self.belief = Belief(drafter.cheap, drafter.joint_probs)
+        joint = drafter.joint_probs
+        self.belief: Belief | Trust = Trust(joint) if drafter.calibrated else Belief(drafter.cheap, joint)
         self.cost = Curve(0, 0.0, 0.1)
         self.value = _HOPE
         self.n_asked = 0
@@ -171,6 +172,10 @@ class AutoController:
         """See :class:`Controller`."""
         self._views[seq] = [_View(t) for t in self._tracks]
 
+    def prefilled(self, n_rows: int, ns: int) -> None:
+        """See :class:`Controller`."""
+        self.cost.prefilled(n_rows, ns)
+
     def draft(self, chain: DrafterChain, requests: Sequence[DraftRequest], n_seq: int) -> dict[int, Drafter]:
         """See :class:`Controller`."""
         if not self._tracks:
@@ -270,7 +275,11 @@ class AutoController:
         self._tracks = [_Track(d) for d in chain.drafters]
         for track in self._tracks:
             known = self._known.get(track.name)
-            if known is not None and known.drafter.cheap == track.drafter.cheap:
+            drafter = track.drafter
+            if known is not None and (known.drafter.cheap, known.drafter.calibrated) == (
+                drafter.cheap,
+                drafter.calibrated,
+            ):
                 track.belief, track.value, track.n_asked = known.belief, known.value, known.n_asked
                 track.next_right, track.next_all = known.next_right, known.next_all
         pairs = list(enumerate(self._tracks))

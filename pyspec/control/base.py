@@ -16,11 +16,15 @@ __all__ = ["Controller"]
 class Controller(Protocol):
     """Decides at each step who drafts and how much of it is verified. Called by one engine, under its lock.
 
-    Order of calls in a step: ``draft``; ``accept`` for each sequence of the pass; ``passed``.
+    Order of calls in a step: ``prefilled``, if there is a prompt to read; ``draft``; ``accept`` for each sequence of
+    the pass; ``passed``.
     """
 
     def begin(self, seq: int) -> None:
         """A sequence starts, or starts over."""
+
+    def prefilled(self, n_rows: int, ns: int) -> None:
+        """A pass over ``n_rows`` tokens of a prompt, without outputs, took so long."""
 
     def draft(self, chain: DrafterChain, requests: Sequence[DraftRequest], n_seq: int) -> dict[int, Drafter]:
         """Ask drafters through ``chain.ask``, and leave in each request's ``draft`` what is to be verified.

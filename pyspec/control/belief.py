@@ -3,6 +3,8 @@
 Counts are kept for each drafter over all its sequences, in classes of (length of the proposal, position, confidence).
 They change slowly. On top of them each sequence has a correction of the odds from its own last few proposals, which
 changes within some ten tokens: text that suddenly repeats itself, or stops to.
+
+A drafter that corrects its probabilities itself is believed (:class:`Trust`); only the last few tokens correct it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 
-__all__ = ["Belief", "Mood"]
+__all__ = ["Belief", "Mood", "Trust"]
 
 #: Classes of confidence: a probability that the drafter gave.
 P_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
@@ -72,8 +74,8 @@ class Belief:
         """What a proposal of ``n`` tokens is worth. Without probabilities, each token is taken for sure.
 
         Returns:
-            The tokens' classes; and for each the probability that it and all before it are right. The latter ends where
-            that is next to nothing, the former one token later.
+            For each token what :meth:`add` wants to know, here its class; and the probability that it and all before it
+            are right. The latter ends where that is next to nothing, the former one token later.
         """
         rates, odds, joint = self._rates, mood.odds, self.joint
         base = bisect(N_EDGES, n) * _N_POS * _N_P if self.by_length else 0
@@ -118,3 +120,59 @@ class Belief:
     def rates(self) -> list[tuple[float, float]]:
         """Of each class of confidence its lower edge, and the counted rate of first tokens (shortest proposals)."""
         return [(P_EDGES[i - 1] if i else 0.0, self._rates[i]) for i in range(_N_P)]
+
+
+#: Probabilities are told to :meth:`Trust.add` in parts of this.
+_PARTS = 1000
+
+
+class Trust:
+    """Stands for :class:`Belief` where the drafter's probabilities are corrected by what came true already.
+
+    Args:
+        joint: see :class:`Belief`.
+    """
+
+    def __init__(self, joint: bool) -> None:
+        self.joint = joint
+        # for reports only
+        self._right = [0.0] * _N_P
+        self._all = [0.0] * _N_P
+
+    def weigh(self, n: int, probs: Sequence[float], mood: Mood) -> tuple[list[int], list[float]]:
+        """See :meth:`Belief.weigh`. A token without a probability has no chance."""
+        odds, joint = mood.odds, self.joint
+        parts: list[int] = []
+        chances: list[float] = []
+        chance = before = 1.0
+        for p in probs[:n]:
+            rate = p
+            if joint:
+                rate, before = (p / before if before else 0.0), p
+            part = min(995, max(5, int(rate * _PARTS)))
+            parts.append(part)
+            r = part * odds
+            chance *= r / (r + _PARTS - part)
+            if chance < _NOTHING:
+                break
+            chances.append(chance)
+        return parts, chances
+
+    def chance_at(self, i: int, prob: float, mood: Mood) -> float:
+        """See :meth:`Belief.chance_at`."""
+        p = min(0.995, max(0.005, prob))
+        r = p * mood.odds
+        return r / (r + 1.0 - p)
+
+    def add(self, part: int, right: bool, mood: Mood) -> None:
+        """See :meth:`Belief.add`."""
+        p = part / _PARTS
+        mood.add(p, right)
+        i = bisect(P_EDGES, p)
+        self._right[i] += right
+        self._all[i] += 1.0
+
+    def rates(self) -> list[tuple[float, float]]:
+        """See :meth:`Belief.rates`; tokens at all places."""
+        found = zip(self._right, self._all, strict=True)
+        return [(P_EDGES[i - 1] if i else 0.0, right / n if n else 0.0) for i, (right, n) in enumerate(found)]

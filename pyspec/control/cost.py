@@ -30,6 +30,10 @@ _N_ANCHOR = 48
 _GAP = 4
 #: How steep costs are taken to be beyond the largest size that was measured, compared with below it.
 _HOPE = 0.5
+#: A row's share of a prompt's pass is what one more row costs, before anything else is known: of passes of so many rows
+#: and more; and no more than so many passes of one row, because a first pass holds work that is done once.
+_N_PROMPT = 16
+_SLOPE_MAX = 1.0
 #: Largest size with a place of its own.
 _N_MAX = 512
 
@@ -65,6 +69,11 @@ class Curve:
         other.need(len(self.values) - 1)
         other._draw()
         return other
+
+    def start(self, slope: float) -> None:
+        """Another cost of one more, for as long as nothing was measured."""
+        self.slope = slope
+        self._draw()
 
     def need(self, size: int) -> None:
         """Have values up to ``size``."""
@@ -162,7 +171,7 @@ class PassCost:
         curve: relative cost by rows for the present key.
     """
 
-    #: Cost of one more row before anything is known: between a GPU, where rows are nearly free, and a CPU.
+    #: Cost of one more row where not even a prompt has told: between a GPU, where rows are nearly free, and a CPU.
     SLOPE = 0.15
 
     def __init__(self) -> None:
@@ -172,6 +181,14 @@ class PassCost:
         self._key: Hashable = None
         self._outliers: list[float] = []
         self._n_since = 0
+        # of a prompt's row, the least that was seen
+        self._row_ns = 0.0
+
+    def prefilled(self, n_rows: int, ns: float) -> None:
+        """A pass over a prompt, whose rows are cheaper than those of a smaller pass, if anything."""
+        if n_rows >= _N_PROMPT:
+            row_ns = ns / n_rows
+            self._row_ns = min(self._row_ns, row_ns) if self._row_ns else row_ns
 
     def select(self, key: Hashable) -> None:
         """Passes are of this kind from now on (length of the context, threads); a new kind starts like the last."""
@@ -199,6 +216,8 @@ class PassCost:
         expected = curve.at(n_rows)
         if not self.unit_ns:
             self.unit_ns = ns / expected
+            if self._row_ns:
+                self.curve.start(min(_SLOPE_MAX, self._row_ns / self.unit_ns))
             return expected
         self._n_since = 0 if is_plain else self._n_since + 1
         ratio = ns / (expected * self.unit_ns)

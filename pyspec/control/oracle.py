@@ -73,6 +73,9 @@ class Recorder:
     def accept(self, seq: int, n_draft: int, n_accepted: int, emitted: Sequence[int]) -> None:
         """See :class:`Controller`."""
 
+    def prefilled(self, n_rows: int, ns: int) -> None:
+        """See :class:`Controller`. Of no interest here."""
+
     def passed(self, n_rows: int, ns: int) -> None:
         """See :class:`Controller`."""
         if self.positions:

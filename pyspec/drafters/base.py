@@ -75,6 +75,8 @@ class Drafter(ABC):
     cheap: ClassVar[bool] = False
     #: ``DraftRequest.probs`` are probabilities of the whole proposal up to a token, not of the token alone.
     joint_probs: ClassVar[bool] = False
+    #: ``DraftRequest.probs`` follow from what came true of earlier ones: ``speculation="auto"`` takes them as they are.
+    calibrated: bool = False
     #: The option that says how many tokens are proposed at most; empty: there is none.
     limit_option: ClassVar[str] = "n_max"
 

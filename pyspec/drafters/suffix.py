@@ -32,10 +32,13 @@ log = logging.getLogger("pyspec")
 #: far back a text is matched again after the corpus has changed.
 N_BEFORE = 32
 
-#: Weights of :class:`Confidence` that a text starts with, for its own repeats and for those of past outputs: a fit to
-#: what SmolLM2-135M and Gemma 3 270M wrote, rounded. What followed one token the only time that it was seen has a
-#: chance of 0.4, two tokens 0.6, four 0.8, eight 0.9.
+#: Weights of :class:`Confidence` that the first text starts with, for its own repeats and for those of past outputs: a
+#: fit to what SmolLM2-135M and Gemma 3 270M wrote, rounded. What followed one token the only time that it was seen has
+#: a chance of 0.4, two tokens 0.6, four 0.8, eight 0.9.
 WEIGHTS = (-0.6, 1.3, 1.4, 0.8)
+
+#: How far a text that ends takes the weights that later ones start with to where it has come itself.
+_KEPT = 0.5
 
 
 class _Text:
@@ -43,9 +46,12 @@ class _Text:
 
     Attributes:
         tokens: the sequence's own list, which grows.
+        here, there: what is learned while it grows, of its own repeats and of past outputs; None: nothing.
     """
 
-    def __init__(self, tokens: list[int], corpus: SuffixCorpus | None, rate: float) -> None:
+    def __init__(
+        self, tokens: list[int], corpus: SuffixCorpus | None, here: Confidence | None, there: Confidence | None
+    ) -> None:
         self.index = SuffixIndex()
         self.tokens = tokens
         self.n = 0
@@ -53,8 +59,8 @@ class _Text:
         self.corpus = corpus
         self.matches: list[SuffixMatch] = []
         self.version = -1
-        self.here = Confidence(WEIGHTS, rate) if rate else None
-        self.there = Confidence(WEIGHTS, rate) if rate else None
+        self.here = here
+        self.there = there
         self.follow(tokens)
 
     def follow(self, tokens: list[int]) -> None:
@@ -99,8 +105,12 @@ class Suffix(Drafter):
     def __init__(self, target: Evaluator, draft: Evaluator | None, params: SpeculationParams, n_seq: int) -> None:
         super().__init__(target, draft, params, n_seq)
         self.n_max = params.suffix_n_max
+        self.calibrated = params.suffix_rate > 0
         self.corpus: SuffixCorpus | None = None
         self._texts: dict[int, _Text] = {}
+        # what texts start with: of their own repeats, and of past outputs
+        self._here: tuple[float, ...] = WEIGHTS
+        self._there: tuple[float, ...] = WEIGHTS
         if params.suffix_corpus_max:
             self.corpus = SuffixCorpus(params.suffix_corpus_max, target.n_vocab, _fingerprint(target))
             if params.suffix_corpus is not None and os.path.exists(params.suffix_corpus):
@@ -126,7 +136,10 @@ class Suffix(Drafter):
             self._texts[seq] = self._text(tokens)
 
     def _text(self, tokens: list[int]) -> _Text:
-        return _Text(tokens, self.corpus, self.params.suffix_rate)
+        rate = self.params.suffix_rate
+        if not rate:
+            return _Text(tokens, self.corpus, None, None)
+        return _Text(tokens, self.corpus, Confidence(self._here, rate), Confidence(self._there, rate))
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
@@ -148,21 +161,34 @@ class Suffix(Drafter):
             request.probs.extend(probs)
 
     def end(self, seq: int) -> None:
-        """See :meth:`Drafter.end`. The output goes into the corpus, with the token that ended it."""
+        """See :meth:`Drafter.end`. The output goes into the corpus, with the token that ended it.
+
+        What was learned of the text is where later ones start from, half of the way.
+        """
         text = self._texts.pop(seq, None)
-        if text is not None and self.corpus is not None and len(text.tokens) > text.n_prompt + 1:
+        if text is None:
+            return
+        if text.here is not None and text.there is not None:
+            self._here, self._there = _towards(self._here, text.here), _towards(self._there, text.there)
+        if self.corpus is not None and len(text.tokens) > text.n_prompt + 1:
             self.corpus.add(text.tokens[max(0, text.n_prompt - N_BEFORE) :])
 
     def inherit(self, previous: Drafter) -> None:
-        """See :meth:`Drafter.inherit`. The corpus goes on."""
-        if isinstance(previous, Suffix) and self.corpus is not None and previous.corpus is not None:
-            self.corpus = previous.corpus
+        """See :meth:`Drafter.inherit`. The corpus goes on, and what was learned."""
+        if isinstance(previous, Suffix):
+            self._here, self._there = previous._here, previous._there
+            if self.corpus is not None and previous.corpus is not None:
+                self.corpus = previous.corpus
 
     def close(self) -> None:
         """See :meth:`Drafter.close`. Saves the corpus when it has a file."""
         self._texts.clear()
         if self.corpus is not None and self.params.suffix_corpus is not None:
             self.corpus.save(self.params.suffix_corpus)
+
+
+def _towards(weights: tuple[float, ...], learned: Confidence) -> tuple[float, ...]:
+    return tuple(w + _KEPT * (v - w) for w, v in zip(weights, learned.weights, strict=True))
 
 
 def _fingerprint(target: Evaluator) -> int:

@@ -13,6 +13,7 @@ from fakes import FakeEvaluator, FakeVocab, Rule, advance
 
 from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.control import AutoController
+from pyspec.control.belief import Mood, Trust
 from pyspec.control.cost import Curve, PassCost
 from pyspec.drafters.base import Drafter, Plan
 from pyspec.engine import Engine
@@ -73,11 +74,12 @@ class Sim(Drafter):
         us: float = 0.0,
         cheap: bool = False,
         honest: bool = True,
+        calibrated: bool = False,
         n_max: int = 8,
         seed: int = 1,
     ) -> None:
         super().__init__(target, None, SpeculationParams(n_max=n_max), target.n_seq_max)
-        self.name, self.cheap = name, cheap  # type: ignore[misc]
+        self.name, self.cheap, self.calibrated = name, cheap, calibrated  # type: ignore[misc]
         self.clock, self.rate, self.us, self.honest = clock, rate, us, honest
         self.rule = target.rule
         self.rng = random.Random(seed)
@@ -183,9 +185,18 @@ def plain(cost: Callable[[int], float], n: int = 600, n_seq: int = 1) -> float:
         (model(0.02, 9000, honest=False),),
         (model(0.3, 30_000),),
         (lookup(0.0),),
+        (lookup(0.0, calibrated=True),),
         (lookup(0.05), model(0.1, 3000)),
     ],
-    ids=["useless", "useless-but-sure", "dear", "slower-than-the-target", "useless-lookup", "both-useless"],
+    ids=[
+        "useless",
+        "useless-but-sure",
+        "dear",
+        "slower-than-the-target",
+        "useless-lookup",
+        "useless-lookup-that-claims-to-be-calibrated",
+        "both-useless",
+    ],
 )
 def test_bad_drafts_cost_next_to_nothing(cost: Callable[[int], float], makers: Any) -> None:
     assert Run(cost, *makers).generate(600) >= 0.96 * plain(cost)
@@ -208,6 +219,13 @@ def test_near_the_best_fixed_length(cost: Callable[[int], float], us: float, rat
     run = Run(cost, model(rate, us))
     got, best = run.generate(1500), best_fixed(cost, rate, us)
     assert got >= 0.9 * best, f"{got:.3f}, best fixed length {best:.3f}"
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8])
+def test_a_prompt_tells_what_rows_cost_before_any_draft_was_paid_for(rate: float) -> None:
+    """Where rows are as dear as passes, the first sixty tokens are not the price of finding out."""
+    speeds = [Run(linear, lookup(rate, honest=True, calibrated=True, seed=s)).generate(60) for s in range(8)]
+    assert sum(speeds) / 8 >= 0.85 * plain(linear)
 
 
 def steady(run: Run, n_from: int, n_to: int) -> float:
@@ -414,6 +432,34 @@ def test_pass_cost_follows_the_machine() -> None:
     cost.add(1, 1000, True)
     cost.select(None)
     assert cost.unit_ns == pytest.approx(300, rel=0.05), "each kind of pass has its own unit"
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "ns", "row"), [(100, 2_000, 0.2), (400, 2_000, 0.05), (20, 9_000, 1.0), (9, 1, 0.15)]
+)
+def test_a_prompt_tells_what_rows_cost(n_rows: int, ns: int, row: float) -> None:
+    cost = PassCost()
+    cost.prefilled(n_rows, ns)
+    cost.add(1, 100, True)
+    assert cost.curve.at(5) == pytest.approx(1 + 4 * row)
+    for _ in range(3):
+        cost.add(5, 180, False)
+    cost.prefilled(n_rows, ns // 2)
+    assert cost.curve.at(5) == pytest.approx(1.8, rel=0.05), "what was measured counts"
+
+
+def test_calibrated_probabilities_are_taken_as_they_are() -> None:
+    trust, mood = Trust(joint=True), Mood()
+    joint = [0.9, 0.72, 0.36]
+    assert trust.weigh(3, joint, mood)[1] == pytest.approx(joint, abs=0.01)
+    assert trust.weigh(3, joint[:2], mood)[1] == pytest.approx(joint[:2], abs=0.01), "no probability, no chance"
+    assert Trust(joint=False).weigh(2, [0.9, 0.5], mood)[1] == pytest.approx([0.9, 0.45], abs=0.01)
+    for right, n in ((False, 8), (True, 40)):
+        for _ in range(n):
+            trust.add(trust.weigh(1, [0.9], mood)[0][0], right, mood)
+        chance = trust.weigh(1, [0.9], mood)[1][0]
+        assert chance > 0.85 if right else chance < 0.5, "until they turn out wrong in this text"
+    assert trust.rates()[6] == (0.9, 40 / 48)
 
 
 @pytest.mark.parametrize("makers", [(lookup(0.0),), (lookup(0.9),), (lookup(0.5), model(0.0, 100))], ids=range(3))

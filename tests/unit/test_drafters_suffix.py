@@ -37,6 +37,36 @@ def propose(d: Suffix, tokens: list[int], n_max: int = 1000, seq: int = 0) -> li
     return request.draft
 
 
+def first_chance(d: Suffix) -> float:
+    """Of what followed a match of two tokens once."""
+    tokens = [A, B, C, D, A, B]
+    d.begin(0, tokens)
+    request = DraftRequest(0, len(tokens) - 1, tokens[-1], tokens, 8)
+    d.run_draft([request])
+    assert request.draft[:1] == [C]
+    return request.probs[0]
+
+
+def test_how_repeats_held_in_one_text_is_where_the_next_one_starts() -> None:
+    options = {"suffix_rate": 0.05, "suffix_corpus_max": 0}
+    repeats = [A, B, C, D, E] * 20
+    # every token was seen before, and is followed by another one each time
+    differs = [50 + (i * i // 7) % 9 for i in range(100)]
+    fresh = first_chance(drafter(**options))
+    after = {}
+    for name, text in (("repeats", repeats), ("differs", differs)):
+        d = drafter(**options)
+        d.begin(0, text[:5])
+        propose(d, text)
+        d.end(0)
+        after[name] = first_chance(d)
+        heir = drafter(**options)
+        heir.inherit(d)
+        assert first_chance(heir) == after[name]
+    assert after["repeats"] > fresh + 0.02
+    assert after["differs"] < fresh - 0.02
+
+
 @pytest.mark.parametrize(
     ("tokens", "proposed"),
     [
