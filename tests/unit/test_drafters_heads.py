@@ -307,6 +307,9 @@ class Seldom:
     def begin(self, seq: int) -> None:
         pass
 
+    def prefilled(self, n_rows: int, ns: int) -> None:
+        pass
+
     def draft(self, chain: DrafterChain, requests: Sequence[DraftRequest], n_seq: int) -> dict[int, Drafter]:
         self.n += 1
         asked = [r for r in requests if (self.n + 3 * r.seq) % self.every == 0]
