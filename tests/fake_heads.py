@@ -101,6 +101,8 @@ class Head:
             | model
         )  # fmt: skip
         self.violations: list[str] = []
+        # an empty cache may begin in mid-text
+        self.may_begin_late = False
         self.n_decode = 0
         self.passes: list[dict[int, int]] = []
         self.fail_at = -1
@@ -142,7 +144,7 @@ class Head:
 
     def put(self, seq: int, pos: int, value: int) -> None:
         cells = self.cells[seq]
-        if pos != cells.n:
+        if pos != cells.n and not self.begins_late(seq):
             self.wrong(f"sequence {seq}: row at {pos}, {cells.n} cells")
         if pos >= self.n_ctx_seq:
             self.wrong(f"position {pos}, n_ctx_seq is {self.n_ctx_seq}")
@@ -150,6 +152,9 @@ class Head:
             cells.data.append([-1] * self.n_heads)
         cells.data[pos][self.head] = value
         cells.n = pos + 1
+
+    def begins_late(self, seq: int) -> bool:
+        return self.may_begin_late and self.cells[seq].n == 0
 
     def before(self, seq: int, pos: int) -> int:
         """What this block holds of the cell before ``pos``."""
@@ -211,7 +216,7 @@ class PairHead(Head):
                         self.wrong(f"sequence {seq}: row at {pos}, the target has {self.target.cells.n_past(seq)}")
                     if h not in (history, self._shared_last[seq]):
                         self.wrong(f"sequence {seq}: hidden row of another history")
-                elif h != self.before(seq, pos) and pos + self.shift > 0 and not (pos == 0 and self.shift == 0):
+                elif pos + self.shift > 0 and not self.begins_late(seq) and h != self.before(seq, pos):
                     self.wrong(
                         f"sequence {seq}, position {pos}, block {self.head}: row does not follow the cell before"
                     )

@@ -164,13 +164,16 @@ class AutoController:
         self._spent = 0.0
         self._kind = -1
         self._n_emitted = self._n_drafted = 0
+        self._chain: DrafterChain | None = None
         self._recent_tokens = self._recent_time = 0.0
 
     # -- the engine's calls --
 
     def begin(self, seq: int) -> None:
         """See :class:`Controller`."""
-        self._views[seq] = [_View(t) for t in self._tracks]
+        views = self._views[seq] = [_View(t) for t in self._tracks]
+        for i, track in self._costly:
+            self._rest(seq, track, views[i])
 
     def prefilled(self, n_rows: int, ns: int) -> None:
         """See :class:`Controller`."""
@@ -272,6 +275,7 @@ class AutoController:
     # -- inside --
 
     def _meet(self, chain: DrafterChain) -> None:
+        self._chain = chain
         self._tracks = [_Track(d) for d in chain.drafters]
         for track in self._tracks:
             known = self._known.get(track.name)
@@ -394,7 +398,10 @@ class AutoController:
                 view.draft = ()
                 best = offers[j] = self._offer(request, track, view, before)
                 net = best.net if best.q else max(net, best.net)
+            parked = view.parked
             self._learn(track, view, net - net_before - price)
+            if view.parked != parked:
+                self._rest(request.seq, track, view)
 
     def _learn(self, track: _Track, view: _View, net: float) -> None:
         """Asking gained so much, in passes."""
@@ -416,6 +423,10 @@ class AutoController:
         elif view.value < 0 and view.n_asked >= _N_TRIES:
             view.parked = True
             view.wait = view.pause = _WAIT
+
+    def _rest(self, seq: int, track: _Track, view: _View) -> None:
+        assert self._chain is not None
+        self._chain.rest(track.drafter, seq, view.parked)
 
     def _choose(self, found: list[tuple[DraftRequest, _Offer]]) -> dict[int, Drafter]:
         """Which of the proposals are verified, and how much of each: all share the rows of one pass."""

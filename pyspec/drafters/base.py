@@ -124,6 +124,12 @@ class Drafter(ABC):
     def accept(self, seq: int, n_accepted: int, is_other: bool) -> None:  # noqa: B027
         """``n_accepted`` tokens of the verified draft hold. ``is_other``: the draft was not this drafter's."""
 
+    def rest(self, seq: int, value: bool) -> None:  # noqa: B027
+        """Drafts of the sequence are hardly ever asked for from now on, or are again.
+
+        A drafter that rests may leave out work, even where its next drafts become worse by that.
+        """
+
     def state(self, seq: int) -> bytes | None:
         """What has to travel with a saved sequence; None: nothing."""
         return None

@@ -10,8 +10,11 @@ together with the rows of a verification, in a *stash* per sequence:
 - ``draft``: completes the stash with the tokens that came, and evaluates these pairs as the first pass of the draft. So
   no pair is evaluated that is not needed, and catching up costs no pass of its own.
 - Where no draft was asked for, the stash grows, up to :data:`N_STASH` rows; only then does ``process`` evaluate it, in
-  one pass. So a drafter that rests costs a copy of the rows, and its own evaluation at the speed of a prompt; it comes
-  back when it likes, with nothing missing.
+  one pass. So a drafter that nobody asks costs a copy of the rows, and its own evaluation at the speed of a prompt; it
+  comes back when it likes, with nothing missing.
+- A sequence that *rests* (``rest``) is not evaluated at all, its prompt included: the stash keeps the last rows and
+  forgets what was before. The next draft then knows the last :data:`N_KEPT` rows at least, and starts its cache with
+  these. (EAGLE-3 on SmolLM2, six prompts: .157 accepted knowing 64 rows, .143 with 32, .114 with 8, .150 with all.)
 
 The stash holds a few dozen rows: O(n_seq * N_STASH * width), whatever the length of the text. Its rows are *raw*: as
 the target hands them out. What the drafter makes of them (EAGLE-3's encoder) is made of those rows only that are used.
@@ -37,12 +40,13 @@ from .base import DRAFT_TOP_K, Drafter, DraftSampler
 if TYPE_CHECKING:
     from ..runtime.evaluator import Evaluator
 
-__all__ = ["N_STASH", "CarryDrafter", "DraftHandle", "Work", "handle_of"]
+__all__ = ["N_KEPT", "N_STASH", "CarryDrafter", "DraftHandle", "Work", "handle_of"]
 
 log = logging.getLogger("pyspec")
 
-#: Rows of a sequence that may wait until somebody asks for a draft.
-N_STASH = 64
+#: Rows of a sequence that may wait until somebody asks for a draft; and how many of them are left where a sequence that
+#: rests has more.
+N_STASH, N_KEPT = 64, 32
 
 _STATE = struct.Struct("<4sqqqqq")
 _STATE_MAGIC = b"psc2"
@@ -71,7 +75,8 @@ class _State:
         alive: False once something was missed: no more drafts until the next generation.
         first, n: the stash holds the hidden rows of [first, first + n). last: where in it the last pass begins.
         done: all pairs before this one are in the draft's cache, and right.
-        cells: positions in the draft's cache, proposals included.
+        cells: positions in the draft's cache, proposals included; -1: what it holds ends too early to go on from.
+        rests: nothing is evaluated until a draft is asked for.
     """
 
     alive: bool = False
@@ -80,6 +85,7 @@ class _State:
     last: int = 0
     done: int = 0
     cells: int = 0
+    rests: bool = False
 
 
 @dataclass(slots=True)
@@ -176,6 +182,7 @@ class CarryDrafter(Drafter):
         state.n = self.shift
         state.last = 0
         state.cells = 0
+        state.rests = False
         self._stash[seq, 0] = 0.0
 
     def end(self, seq: int) -> None:
@@ -192,6 +199,8 @@ class CarryDrafter(Drafter):
             hidden = self._hidden(batch)
             self._batch.clear()
             for seq, b, e in rows:
+                if self._states[seq].rests:
+                    continue
                 p0 = int(batch.pos[b])
                 verification = bool(batch.output[e - 1])
                 if verification and self._can_wait(seq, p0, e - b):
@@ -199,7 +208,10 @@ class CarryDrafter(Drafter):
                 self._write(seq, batch, hidden, b, e, p0 if verification else p0 + e - b - 1)
             self._run()
             for seq, b, e in rows:
-                self._keep(seq, batch, hidden, b, e)
+                if self._states[seq].rests:
+                    self._hold(seq, batch, hidden, b, e)
+                else:
+                    self._keep(seq, batch, hidden, b, e)
         except BaseException:
             self._lose([seq for seq, _, _ in rows])
             raise
@@ -208,6 +220,13 @@ class CarryDrafter(Drafter):
         """See :meth:`Drafter.accept`."""
         state = self._states[seq]
         state.n = min(state.n, state.last + n_accepted + 1)
+
+    def rest(self, seq: int, value: bool) -> None:
+        """See :meth:`Drafter.rest`. Of no effect where rows cannot wait, or the cache cannot start in mid-text."""
+        memory = self._draft.memory
+        self._states[seq].rests = (
+            value and self._patient and memory.kind is RollbackKind.PARTIAL and not memory.has_window
+        )
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`."""
@@ -298,6 +317,9 @@ class CarryDrafter(Drafter):
         """Take everything from ``pair`` on out of the draft's cache."""
         state = self._states[seq]
         wanted = pair + self.shift
+        if state.cells < 0:
+            self._draft.memory.clear(seq)
+            state.cells = wanted
         if pair < state.first or self._draft.memory.rollback(seq, wanted, state.cells) != wanted:
             log.warning("%s: the draft's cache has lost sequence %d: no more drafts for it", self.name, seq)
             state.alive = False
@@ -349,6 +371,26 @@ class CarryDrafter(Drafter):
         self._stash[seq, at:n] = hidden[b:e]
         self._next[seq, at : n - 1] = batch.tokens[b + 1 : e]
         state.first, state.n, state.last = p0, n, at
+
+    def _hold(self, seq: int, batch: Batch, hidden: F32Array, b: int, e: int) -> None:
+        """Append the rows of a pass to the stash of a sequence that rests; the oldest rows give way."""
+        state = self._states[seq]
+        begin = max(b, e - N_STASH)
+        n_new = e - begin
+        n_old = state.n if begin == b else 0
+        if n_old + n_new > N_STASH:
+            n_old = min(n_old, max(0, N_KEPT - n_new))
+            self._stash[seq, :n_old] = self._stash[seq, state.n - n_old : state.n].copy()
+            self._next[seq, :n_old] = self._next[seq, state.n - n_old : state.n].copy()
+        n = n_old + n_new
+        self._grow(n)
+        if n_old:
+            self._next[seq, n_old - 1] = batch.tokens[b]
+        self._stash[seq, n_old:n] = hidden[begin:e]
+        self._next[seq, n_old : n - 1] = batch.tokens[begin + 1 : e]
+        state.first, state.n, state.last = int(batch.pos[begin]) - n_old, n, n_old
+        if state.done < state.first:
+            state.done, state.cells = state.first, -1
 
     def _grow(self, n: int) -> None:
         """Room for ``n`` stashed rows; another drafter's drafts may be longer than ours."""

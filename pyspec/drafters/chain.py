@@ -89,6 +89,14 @@ class DrafterChain:
                 r.draft, r.probs, r.q, r.n_max = [], [], [], n_max
             self._fail(drafter, [r.seq for r in asked], e)
 
+    def rest(self, drafter: Drafter, seq: int, value: bool) -> None:
+        """Tell one drafter that it will hardly be asked for a sequence, or again will."""
+        if not self._is_off(drafter, seq):
+            try:
+                drafter.rest(seq, value)
+            except Exception as e:
+                self._fail(drafter, [seq], e)
+
     def _may(self, drafter: Drafter, request: DraftRequest) -> bool:
         chosen = request.drafters is None or drafter.name in request.drafters
         return chosen and not (self._failed and self._is_off(drafter, request.seq))

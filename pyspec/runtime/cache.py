@@ -78,6 +78,11 @@ class Rollback:
         return self._n_rs_seq if self.kind is RollbackKind.BOUNDED else _NO_LIMIT
 
     @property
+    def has_window(self) -> bool:
+        """Old cells are lost (sliding-window attention): to go back needs the whole window before."""
+        return self._n_swa > 0
+
+    @property
     def n_rows_max(self) -> int:
         """Most rows of a pass that may be rejected; a large number where there is no limit.
 

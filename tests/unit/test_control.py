@@ -372,6 +372,23 @@ def test_a_drawn_draft_is_verified_whole() -> None:
     assert all(a == b for a, b in seen)
 
 
+def test_a_parked_drafter_is_told_to_rest() -> None:
+    run = Run(cpu, model(lambda at: 0.9 if at >= 300 else 0.0, 1000))
+    told: list[bool] = []
+    run.drafters[0].rest = lambda seq, value: told.append(value)  # type: ignore[method-assign]
+    run.generate(200)
+    assert told == [True]
+    run.generate(600)
+    assert told[1:3] == [True, False], "at the start of a text, too, until it turns good"
+
+
+def test_a_drafter_that_cannot_be_told_is_off() -> None:
+    run = Run(cpu, model(0.0, 1000))
+    run.drafters[0].rest = None  # type: ignore[method-assign, assignment]
+    run.generate(100)
+    assert run.drafters[0].stats.n_failed == 1
+
+
 def test_what_was_learned_is_handed_on() -> None:
     first = Run(cpu, model(0.0, 3000, honest=False))
     first.generate(400)

@@ -19,7 +19,7 @@ from fakes import FakeDrafter
 from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.control import Controller
 from pyspec.drafters.base import Drafter, DraftSampler
-from pyspec.drafters.carry import N_STASH
+from pyspec.drafters.carry import N_KEPT, N_STASH
 from pyspec.drafters.chain import DrafterChain
 from pyspec.drafters.draft_dflash import DraftDflash
 from pyspec.drafters.draft_dspark import DraftDspark
@@ -343,6 +343,47 @@ def test_a_drafter_that_rests_evaluates_in_large_passes(name: str) -> None:
     n = head.n_decode
     run([drafter], target, [PROMPT], 640, Seldom(10**6))
     assert head.n_decode - n <= 640 // (N_STASH - 1) * -(-N_STASH // head.n_batch) + 2
+
+
+class Resting(Seldom):
+    """Tells the drafter that it rests, and asks it all the same."""
+
+    def __init__(self, every: int, drafter: Drafter) -> None:
+        super().__init__(every)
+        self.drafter = drafter
+
+    def begin(self, seq: int) -> None:
+        self.drafter.rest(seq, True)
+
+
+@pytest.mark.parametrize("every", [2, 7, 50, 150])
+@pytest.mark.parametrize("n_seq", [1, 3])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_drafter_that_rests_goes_on_from_the_last_rows(name: str, n_seq: int, every: int) -> None:
+    """The cache may begin in mid-text then, but what is in it is right."""
+    drafter, head, target = MAKERS[name](n_seq, agree=AGREE["perfect"])
+    head.may_begin_late = True
+    control = Resting(every, drafter)
+    run([drafter], target, [PROMPT, [*range(20, 60)] * 4, [20, 21]], 330, control)
+    assert control.n_full == control.n_asked > 0
+    assert not head.violations
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+def test_a_drafter_that_rests_evaluates_nothing(name: str) -> None:
+    drafter, head, target = MAKERS[name](1, agree=AGREE["perfect"])
+    n = head.n_decode
+    run([drafter], target, [[*range(20, 90)] * 4], 300, Resting(10**6, drafter))
+    assert head.n_decode == n
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+def test_a_drafter_that_has_rested_long_evaluates_its_last_rows_only(name: str) -> None:
+    drafter, head, target = MAKERS[name](1, agree=AGREE["perfect"])
+    head.may_begin_late = True
+    run([drafter], target, [[*range(20, 90)] * 4], 250, Resting(200, drafter))
+    rows = sum(sum(p.values()) for p in head.passes)
+    assert N_KEPT <= rows <= N_STASH + 4
 
 
 def test_memory_of_deferred_rows_does_not_grow_with_the_text() -> None:
