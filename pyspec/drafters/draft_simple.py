@@ -1,7 +1,9 @@
 """``draft-simple``: a smaller model of the same vocabulary writes the draft, token by token.
 
-The draft's cache is brought up to date when a draft is wanted, not after every pass of the target: rows of rejected
-tokens are then never evaluated, and in a chain the draft model rests while another drafter does the work.
+The draft reads a prompt chunk by chunk with the target, so that no step of other sequences waits for all of it. After
+that its cache is brought up to date when a draft is wanted, not after every pass of the target: rows of rejected tokens
+are then never evaluated, and in a chain the draft model rests while another drafter does the work. A sequence that
+rests (``rest``) is not read before a draft is wanted.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class _Cache:
     n_text: int = 0
     tail: list[int] = field(default_factory=list)
     warned: bool = False
+    rests: bool = False
 
     @property
     def n(self) -> int:
@@ -95,6 +98,40 @@ class DraftSimple(Drafter):
         """See :meth:`Drafter.end`."""
         self._forget(seq)
 
+    def rest(self, seq: int, value: bool) -> None:
+        """See :meth:`Drafter.rest`."""
+        self._caches[seq].rests = value
+
+    def process(self, batch: Batch) -> None:
+        """See :meth:`Drafter.process`. Rows of a verification wait until a draft is wanted."""
+        for seq, (b, e) in batch.rows().items():
+            if not batch.output[e - 1] and batch.use_tokens and self._follows(seq, batch, b, e):
+                try:
+                    self._read(seq, batch, b, e)
+                except BaseException:
+                    with contextlib.suppress(PyspecError):
+                        self._forget(seq)
+                    raise
+
+    def _follows(self, seq: int, batch: Batch, b: int, e: int) -> bool:
+        """Whether rows of a prompt go on where the cache ends, and the draft has room for them and knows them."""
+        cache, begin = self._caches[seq], int(batch.pos[b])
+        return (
+            not cache.rests
+            and not cache.tail
+            and cache.n_text == begin
+            and begin + e - b <= self._draft.n_ctx_seq
+            and (self._draft.n_vocab >= self.target.n_vocab or int(batch.tokens[b:e].max()) < self._draft.n_vocab)
+        )
+
+    def _read(self, seq: int, batch: Batch, b: int, e: int) -> None:
+        cache, own = self._caches[seq], self._batch
+        for i in range(b, e, own.capacity):
+            own.clear()
+            own.extend(batch.tokens[i : min(e, i + own.capacity)], int(batch.pos[i]), seq, NONE)
+            self._draft.decode(own)
+            cache.n_text += own.n
+
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`. A sequence whose text does not fit the draft's context gets no draft."""
         try:
@@ -112,6 +149,7 @@ class DraftSimple(Drafter):
         cache.n_text = 0
         cache.tail.clear()
         cache.warned = False
+        cache.rests = False
         self._draft.memory.clear(seq)
 
     def _draft_all(self, requests: list[DraftRequest]) -> None:

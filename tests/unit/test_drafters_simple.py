@@ -12,6 +12,7 @@ from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.drafters.draft_simple import DraftSimple
 from pyspec.engine import Engine
 from pyspec.errors import ConfigError, DecodeFailed
+from pyspec.runtime.batch import ALL, NONE, Batch
 from pyspec.types import DraftRequest, RollbackKind
 
 RULE = Rule()
@@ -113,6 +114,61 @@ def test_long_prompts_are_evaluated_in_batches_shared_by_sequences() -> None:
     assert rows[:4] == [{0: 5, 1: 11}, {1: 16}, {1: 13, 2: 3}, {2: 6}]
     assert rows[4] == {0: 1, 1: 1, 2: 1}
     assert len(rows) == 5
+
+
+def read(d: DraftSimple, tokens: list[int], pos: int, seq: int = 0) -> None:
+    """The target has evaluated a chunk of a prompt."""
+    batch = Batch(64)
+    batch.extend(tokens, pos, seq, NONE)
+    d.run_process(batch)
+
+
+def test_a_prompt_is_read_with_the_target_chunk_by_chunk() -> None:
+    d, evaluator = setup(n_max=2, n_batch=8)
+    text = [*range(20, 45)]
+    d.run_begin(0, text)
+    read(d, text[:10], 0)
+    assert evaluator.passes == [{0: (0, text[:8], 0)}, {0: (8, text[8:10], 0)}]
+    read(d, text[10:24], 10)
+    evaluator.passes.clear()
+    assert propose(d, text) == [RULE.generate(text, 2)]
+    assert evaluator.passes[0] == {0: (24, text[24:], 1)}, "the last token alone"
+    assert not evaluator.violations
+
+
+def test_what_cannot_be_read_in_time_is_read_later() -> None:
+    text = [*range(20, 45)]
+    for case in ("rests", "verified", "gap", "context", "unknown token"):
+        options: dict[str, Any] = {"n_ctx_seq": 20} if case == "context" else {}
+        if case == "unknown token":
+            options["rule"] = Rule(n_vocab=40)
+        d, evaluator = setup(n_max=2, **options)
+        d.run_begin(0, text)
+        d.rest(0, case == "rests")
+        batch = Batch(64)
+        batch.extend(text[:24], 3 if case == "gap" else 0, 0, ALL if case == "verified" else NONE)
+        d.run_process(batch)
+        assert evaluator.passes == [], case
+        expected = [] if case in ("context", "unknown token") else RULE.generate(text, 2)
+        assert propose(d, text) == [expected], case
+        assert not evaluator.violations
+
+
+def test_a_prompt_that_cannot_be_read_leaves_nothing_behind() -> None:
+    calls = []
+
+    def fail(evaluator: FakeEvaluator, batch: Any) -> None:
+        calls.append(batch.n)
+        if len(calls) == 2:
+            raise DecodeFailed("broken", func="decode", state="partial")
+
+    d, evaluator = setup(n_max=3, n_batch=4, before_decode=fail)
+    text = [*range(20, 30)]
+    d.run_begin(0, text)
+    with pytest.raises(DecodeFailed):
+        read(d, text[:9], 0)
+    assert propose(d, text) == [RULE.generate(text, 3)]
+    assert not evaluator.violations
 
 
 def test_n_max_of_request_drafter_and_context() -> None:
