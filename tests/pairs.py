@@ -28,6 +28,7 @@ if _name := os.environ.get("PYSPEC_TEST_TARGET"):
     SMALL["devices"] = () if _name == "CPU" else (_name,)
 if _name := os.environ.get("PYSPEC_TEST_DRAFT"):
     SMALL["draft_devices"] = () if _name == "CPU" else (_name,)
+_DRAFT_DEVICES: tuple[str, ...] = SMALL.get("draft_devices", SMALL.get("devices", ()))
 
 
 def method_of(tiny: Any, draft: str | None) -> str:
@@ -79,6 +80,15 @@ class Pair:
         draft = tiny(self.draft, **self.draft_params) if self.draft else None
         options = {"speculation": self.method} | self.options | options
         return make_llm(tiny(self.target, **self.target_params), draft, **options)
+
+    def is_apart(self, tiny: Any) -> bool:
+        """Whether the draft uses its target's output matrix or cache, and has not the target's devices."""
+        if self.draft is None or self.method == "draft-simple" or set(SMALL.get("devices", ())) <= set(_DRAFT_DEVICES):
+            return False
+        from gguf import GGUFReader
+
+        names = {t.name for t in GGUFReader(str(tiny(self.draft, **self.draft_params))).tensors}
+        return "output.weight" not in names or self.draft.startswith("draft-gemma4-assistant")
 
 
 def _pair(method: str, kind: str, target: str, draft: str | None, page: float, **rest: Any) -> Pair:

@@ -11,6 +11,7 @@ from ..errors import ConfigError, NativeError, UnsupportedError
 from . import _binding
 from ._memory import available_bytes
 from ._model import ModelHandle, native_model_params
+from ._select import devices_in_use
 
 if TYPE_CHECKING:
     from ._context_cache import ContextCache
@@ -36,6 +37,8 @@ def check_context(model: ModelHandle, params: ContextParams, other: ContextCache
     _check_mtp(model, params, name)
     if model.architecture == "gemma4-assistant":
         _check_assistant(params, other, name)
+    if other is not None and other.model is not model:
+        _check_borrowed(model, other.model, name)
 
 
 def _check_sizes(model: ModelHandle, params: ContextParams) -> None:
@@ -69,6 +72,26 @@ def _check_mtp(model: ModelHandle, params: ContextParams, name: str) -> None:
         raise UnsupportedError(
             f"{name} holds only multi-token-prediction blocks: use it as the draft of its target, with ctx_type 'mtp'"
         )
+
+
+def _check_borrowed(model: ModelHandle, target: ModelHandle, name: str) -> None:
+    """A context has the devices of its own model alone; what lies on another one cannot be computed with."""
+    missing = [d.name for d in devices_in_use(target.params)]
+    if missing:
+        own = [d.name for d in devices_in_use(model.params)]
+        missing = [d for d in missing if d not in own]
+    if not missing:
+        return
+    if model.architecture == "gemma4-assistant":
+        what = "cache"
+    elif model.has_tensor("output.weight"):
+        return
+    else:
+        what = "output matrix"
+    raise ConfigError(
+        f"{name} has no {what} of its own and uses its target's, which lies on {', '.join(missing)}: give it the "
+        f"target's devices (draft_devices, draft_n_gpu_layers), or put the target on the CPU (devices=[])"
+    )
 
 
 def _check_assistant(params: ContextParams, other: ContextCache | None, name: str) -> None:

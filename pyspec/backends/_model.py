@@ -191,10 +191,11 @@ class ModelHandle(Handle):
         libllama loads such a file and says nothing; a plain context on it ends the process at the first decode.
         """
         if self._mtp_only is None:
-            self._mtp_only = self.n_layer_nextn > 0 and not self._has_tensor("blk.0.attn_norm.weight")
+            self._mtp_only = self.n_layer_nextn > 0 and not self.has_tensor("blk.0.attn_norm.weight")
         return self._mtp_only
 
-    def _has_tensor(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
+        """Whether the file, or one of its parts, holds a tensor of this name."""
         found = self._ffi.new("bool *")
         for path in split_paths(self.path):
             rc = self._lib.pyspec_gguf_has_tensor(os.fsencode(path), name.encode(), found)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pairs import SMALL
 
 import pyspec
 from pyspec import ConfigError, ModelLoadError, UnsupportedError, VocabMismatchError
+from pyspec.backends import _context_checks
 from pyspec.drafters.choose import choose, usable
 
 
@@ -156,8 +159,33 @@ def test_recurrent_target_with_drafts_beyond_its_snapshots(tiny: Any) -> None:
     with open_llm(tiny, "target-hybrid", None, speculation="off") as llm:
         plain = llm.generate("The quick brown fox", max_tokens=80, ignore_eos=True).tokens
     for options in ({"n_max": 12, "n_rs_seq": 2}, {"n_max": 20}, {"n_max": 5, "n_batch": 4, "n_ubatch": 4}):
-        with open_llm(tiny, "target-hybrid", "eagle3-hybrid", **options) as llm:
+        with open_llm(tiny, "target-hybrid", "eagle3-hybrid", speculation="draft-eagle3", **options) as llm:
             result = llm.generate("The quick brown fox", max_tokens=80, ignore_eos=True)
             assert result.tokens == plain
             assert result.stats.n_accepted > 20
             assert all(d.n_failed == 0 for d in result.stats.drafters)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "what"),
+    [
+        ("target-hybrid", "eagle3-hybrid", "output matrix"),
+        ("target-llama", "dflash", "output matrix"),
+        ("target-gemma4", "draft-gemma4-assistant", "cache"),
+        ("target-llama", "eagle3-own", None),
+    ],
+)
+def test_a_draft_that_uses_what_lies_on_another_device_is_refused(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, target: str, draft: str, what: str | None
+) -> None:
+    """libllama ends the process there. A stand-in says where the models lie, so no GPU is needed."""
+    gpu = SimpleNamespace(name="CUDA1")
+    monkeypatch.setattr(_context_checks, "devices_in_use", lambda params: [gpu] if params.devices is None else [])
+    options = {**SMALL, "draft_devices": []}
+    if what is None:
+        pyspec.LLM(tiny(target), tiny(draft), **options).close()
+        return
+    with pytest.raises(ConfigError, match=f"no {what} of its own and uses its target's, which lies on CUDA1"):
+        pyspec.LLM(tiny(target), tiny(draft), **options)
+    with pyspec.LLM(tiny(target), tiny(draft), **SMALL) as llm:
+        llm.generate("abc", max_tokens=3)
