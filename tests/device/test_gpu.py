@@ -58,8 +58,18 @@ def test_same_tokens(tiny: Any, gpu: backends.Device, target: str, draft: str, w
 
 @pytest.mark.parametrize("target", ["target-llama", "target-swa", "target-recurrent", "target-hybrid"])
 def test_the_gpu_writes_what_the_cpu_writes(tiny: Any, gpu: backends.Device, target: str) -> None:
-    """The tiny models' margins are far above rounding."""
-    assert plain(tiny(target), (gpu.name.lower(),)) == plain(tiny(target), ())
+    """As far as the text is decided: where two tokens are within rounding, each may come (SWA, "x": 0.0002 apart)."""
+    found = plain(tiny(target), (gpu.name.lower(),))
+    n_compared = 0
+    with pyspec.LLM(tiny(target), speculation="off", devices=(), **SMALL) as llm:
+        for prompt, tokens in zip(PROMPTS, found, strict=True):
+            result = llm.generate(prompt, max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=2)
+            assert result.logprobs is not None
+            tops = [entry.top for entry in result.logprobs]
+            n = next((i for i, ((_, a), (_, b)) in enumerate(tops) if a - b < 0.02), len(tops))
+            assert tokens[:n] == result.tokens[:n]
+            n_compared += n
+    assert n_compared >= 60
 
 
 @pytest.mark.parametrize("n_gpu_layers", [0, 1])

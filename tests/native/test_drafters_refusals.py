@@ -178,7 +178,7 @@ def test_recurrent_target_with_drafts_beyond_its_snapshots(tiny: Any) -> None:
 def test_a_draft_that_uses_what_lies_on_another_device_is_refused(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, target: str, draft: str, what: str | None
 ) -> None:
-    """libllama ends the process there. A stand-in says where the models lie, so no GPU is needed."""
+    """An assertion of ggml fails there. A stand-in says where the models lie, so no GPU is needed."""
     gpu = SimpleNamespace(name="CUDA1")
     monkeypatch.setattr(_context_checks, "devices_in_use", lambda params: [gpu] if params.devices is None else [])
     options = {**SMALL, "draft_devices": []}
