@@ -451,7 +451,8 @@ def test_use_in_a_forked_child(tiny: Any, run_child: Any) -> None:
         from pairs import SMALL, PROMPTS
         llm = pyspec.LLM(sys.argv[1], sys.argv[2], **SMALL)
         wanted = llm.generate(PROMPTS[0], max_tokens=10).tokens
-        stream = llm.stream(PROMPTS[0], max_tokens=10)
+        # long enough not to be over after one step, whatever is drafted
+        stream = llm.stream(PROMPTS[0], max_tokens=80, ignore_eos=True)
         next(stream)
         pid = os.fork()
         if pid == 0:
