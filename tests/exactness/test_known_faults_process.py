@@ -41,8 +41,8 @@ def test_b17_draft_that_cannot_be_had(tiny: Any, run_child: Any) -> None:
         target = pyspec.Model(target_path)
         with pyspec.LLM(target, speculation="off", **SMALL) as llm:
             wanted = llm.generate(PROMPTS[0], max_tokens=20).tokens
-        # What does not fit fails here at once, whatever this machine promises to everybody: without half a gigabyte more,
-        # before pages are touched.
+        # What does not fit fails here at once, whatever this machine promises to everybody: there is half a gigabyte
+        # more, too little for what would be touched first.
         in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (512 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
         before = None
