@@ -353,44 +353,39 @@ class CarryDrafter(Drafter):
         state = self._states[seq]
         if not state.alive:
             return
-        p0 = int(batch.pos[b])
-        at = 0
+        n_old = 0
         if not batch.output[e - 1]:
-            p0, b = p0 + e - 1 - b, e - 1
-        elif self._can_wait(seq, p0, e - b):
+            b = e - 1
+        elif self._can_wait(seq, int(batch.pos[b]), e - b):
             # behind the rows that wait
-            self._next[seq, state.n - 1] = batch.tokens[b]
-            n_done = max(0, state.done - state.first)
-            at = state.n - n_done
-            if n_done:
-                self._stash[seq, :at] = self._stash[seq, n_done : state.n].copy()
-                self._next[seq, :at] = self._next[seq, n_done : state.n].copy()
-            p0 -= at
-        n = at + e - b
-        self._grow(n)
-        self._stash[seq, at:n] = hidden[b:e]
-        self._next[seq, at : n - 1] = batch.tokens[b + 1 : e]
-        state.first, state.n, state.last = p0, n, at
+            n_old = state.n - max(0, state.done - state.first)
+        self._append(seq, batch, hidden, b, e, n_old)
 
     def _hold(self, seq: int, batch: Batch, hidden: F32Array, b: int, e: int) -> None:
-        """Append the rows of a pass to the stash of a sequence that rests; the oldest rows give way."""
+        """Stash the rows of a pass of a sequence that rests; the oldest rows give way."""
         state = self._states[seq]
         begin = max(b, e - N_STASH)
-        n_new = e - begin
         n_old = state.n if begin == b else 0
-        if n_old + n_new > N_STASH:
-            n_old = min(n_old, max(0, N_KEPT - n_new))
-            self._stash[seq, :n_old] = self._stash[seq, state.n - n_old : state.n].copy()
-            self._next[seq, :n_old] = self._next[seq, state.n - n_old : state.n].copy()
-        n = n_old + n_new
+        if n_old + e - begin > N_STASH:
+            n_old = min(n_old, max(0, N_KEPT - (e - begin)))
+        self._append(seq, batch, hidden, begin, e, n_old)
+        if state.done < state.first:
+            state.done, state.cells = state.first, -1
+
+    def _append(self, seq: int, batch: Batch, hidden: F32Array, b: int, e: int, n_old: int) -> None:
+        """Stash rows of a pass behind the last ``n_old`` that are there, which they follow; forget those before."""
+        state = self._states[seq]
+        n_gone = state.n - n_old
+        if n_old and n_gone:
+            self._stash[seq, :n_old] = self._stash[seq, n_gone : state.n].copy()
+            self._next[seq, :n_old] = self._next[seq, n_gone : state.n].copy()
+        n = n_old + e - b
         self._grow(n)
         if n_old:
             self._next[seq, n_old - 1] = batch.tokens[b]
-        self._stash[seq, n_old:n] = hidden[begin:e]
-        self._next[seq, n_old : n - 1] = batch.tokens[begin + 1 : e]
-        state.first, state.n, state.last = int(batch.pos[begin]) - n_old, n, n_old
-        if state.done < state.first:
-            state.done, state.cells = state.first, -1
+        self._stash[seq, n_old:n] = hidden[b:e]
+        self._next[seq, n_old : n - 1] = batch.tokens[b + 1 : e]
+        state.first, state.n, state.last = int(batch.pos[b]) - n_old, n, n_old
 
     def _grow(self, n: int) -> None:
         """Room for ``n`` stashed rows; another drafter's drafts may be longer than ours."""
