@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -102,6 +103,7 @@ class Engine:
         self._logprobs = LogprobRows(16)
         self._waiting: deque[Sequence] = deque()
         self._slots: list[Sequence | None] = [None] * target.n_seq_max
+        self._n_admitted = 0
         self._n_chunk = min(target.n_ubatch, target.n_batch)
         self._n_rows_max = min(target.n_batch, target.n_outputs_max, target.memory.n_rows_max)
         self._n_draft_max = min(self.chain.n_max, target.memory.n_draft_max)
@@ -247,7 +249,7 @@ class Engine:
     # -- the loop --
 
     def step(self) -> bool:
-        """Evaluate one chunk of a prompt and one draft of every running sequence. False when there is nothing to do.
+        """Evaluate one chunk of prompts and one draft of every running sequence. False when there is nothing to do.
 
         Raises:
             NativeError: a pass failed. The sequences are kept and start over from their tokens at the next step.
@@ -264,8 +266,8 @@ class Engine:
         if not active:
             return False
         try:
-            filling = next((s for s in active if s.prompt_pending), None)
-            if filling is not None:
+            filling = [s for s in active if s.prompt_pending]
+            if filling:
                 self._prefill(filling)
             ready = [s for s in active if not s.prompt_pending]
             for i in range(0, len(ready), self._n_group):
@@ -288,6 +290,8 @@ class Engine:
                 seq = self._waiting.popleft()
                 self._slots[i] = seq
                 seq.id = i
+                self._n_admitted += 1
+                seq.turn = self._n_admitted
                 self._begin(seq)
 
     def _begin(self, seq: Sequence) -> None:
@@ -298,17 +302,32 @@ class Engine:
         if self.control is not None:
             self.control.begin(seq.id)
 
-    def _prefill(self, seq: Sequence) -> None:
-        """One chunk: a Ctrl-C is served between chunks, and the rows of a chunk belong to one sequence."""
+    def _prefill(self, seqs: list[Sequence]) -> None:
+        """One chunk, because a Ctrl-C is served between chunks and running sequences wait for it.
+
+        Sequences share it, first come first served, so that those that came together generate together: a pass costs
+        little more with their rows than with one's. In exact mode it has one sequence's rows only.
+        """
         t0 = self._clock()
-        n_past = seq.n_past
-        self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
+        batch, ends = self._batch, []
+        batch.clear()
+        seqs = sorted(seqs, key=attrgetter("turn"))
+        for seq in seqs[:1] if self._n_rows else seqs:
+            n_past, end = seq.n_past, min(len(seq.tokens) - 1, seq.n_past + self._n_chunk - batch.n)
+            if end > n_past:
+                batch.extend(seq.tokens[n_past:end], n_past, seq.id)
+                ends.append((seq, end))
+        n_rows = batch.n
+        self.target.decode(batch)
         if self.control is not None:
-            self.control.prefilled(seq.n_past - n_past, self._clock() - t0)
-        self.chain.process(self._batch)
+            self.control.prefilled(n_rows, self._clock() - t0)
+        for seq, end in ends:
+            for stats in (seq.stats, self.stats):
+                stats.n_prompt += end - seq.n_past
+            seq.n_past = end
+        self.chain.process(batch)
         us = (self._clock() - t0) // 1000
-        for stats in (seq.stats, self.stats):
-            stats.n_prompt += seq.n_past - n_past
+        for stats in (self.stats, *(seq.stats for seq, _ in ends)):
             stats.times.prefill_us += us
 
     def _evaluate(self, seq: Sequence, end: int) -> None:

@@ -39,7 +39,7 @@ class Sequence:
     """A request and its state. Made by :meth:`pyspec.engine.Engine.submit`, owned by the engine until it is done.
 
     Attributes:
-        id: slot in the caches, -1 while waiting.
+        id: slot in the caches, -1 while waiting. turn: its number among those that got one.
         tokens: prompt and output. n_prompt: how many are prompt.
         n_past: positions in the target's cache; ``tokens[n_past:]`` is not evaluated yet.
         drafted: one flag per output token.
@@ -65,12 +65,14 @@ class Sequence:
         "stats",
         "text",
         "tokens",
+        "turn",
     )
 
     def __init__(
         self, prompt: list[int], params: SamplingParams, text: TextStream | None, extra: Mapping[str, Any] | None = None
     ) -> None:
         self.id = -1
+        self.turn = 0
         self.params = params
         self.tokens = list(prompt)
         self.n_prompt = len(prompt)

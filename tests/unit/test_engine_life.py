@@ -12,7 +12,7 @@ import pytest
 from fakes import N_VOCAB, FakeDrafter, FakeEvaluator, FakeVocab, Rule
 from looptest import MEMORY, check, check_counters, prompt, run_all
 
-from pyspec.config import SamplingParams
+from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.engine import Engine
 from pyspec.errors import (
     ClosedError,
@@ -118,6 +118,48 @@ def test_prompts_are_read_in_micro_batches() -> None:
     assert [len(rows[0][1]) for rows in target.passes] == [16, 16, 16, 1, 1]
     # only the last row of a prompt is looked at
     assert [rows[0][2] for rows in target.passes] == [0, 0, 0, 0, 1]
+
+
+def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
+    """Rows of every pass, by sequence."""
+    return [{i: len(tokens) for i, (_, tokens, _) in rows.items()} for rows in target.passes]
+
+
+def test_prompts_that_came_together_are_read_together() -> None:
+    """In chunks of one micro-batch for all, and what is read already generates meanwhile."""
+    target, _, engine = make(n_seq=3, quality="empty", n_batch=64, n_ubatch=16)
+    lengths = [6, 9, 31]
+    sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate(lengths)]
+    run_all(engine)
+    check(engine, sequences, 4)
+    assert shapes(target)[:6] == [{0: 5, 1: 8, 2: 3}, {0: 1, 1: 1}, {2: 16}, {0: 1, 1: 1}, {2: 11}, {0: 1, 1: 1, 2: 1}]
+    assert [s.stats.n_prompt for s in sequences] == [n - 1 for n in lengths]
+    assert engine.stats.n_prompt == sum(lengths) - len(lengths)
+    assert not target.violations
+
+
+def test_the_prompt_that_came_first_is_read_first() -> None:
+    """Its slot may have a higher number than that of a later one."""
+    target, _, engine = make(n_seq=2, quality="empty", n_batch=64, n_ubatch=8)
+    short = engine.submit(prompt(0, 3), SamplingParams(max_tokens=2))
+    first = engine.submit(prompt(1, 40), SamplingParams(max_tokens=2))
+    later = engine.submit(prompt(2, 40), SamplingParams(max_tokens=2))
+    run_all(engine)
+    check(engine, [short, first, later], 2)
+    reading = [rows for rows in shapes(target) if sum(rows.values()) > 2]
+    assert reading[0] == {0: 2, 1: 6}
+    assert reading[1:] == [{1: 8}] * 4 + [{0: 7, 1: 1}] + [{0: 8}] * 4
+
+
+def test_exact_passes_have_one_prompt() -> None:
+    """Who else is there does not show in the shape of a pass."""
+    target = FakeEvaluator(Rule(), n_seq=3, n_batch=64, n_ubatch=16)
+    drafter = FakeDrafter(target, "half")
+    engine = Engine(target, [drafter], speculation=SpeculationParams(exact=True))
+    sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate([6, 9, 31])]
+    run_all(engine)
+    check(engine, sequences, 4)
+    assert all(len(rows) == 1 for rows in target.passes)
 
 
 # ---- cancel, release, close --------------------------------------------------------------
