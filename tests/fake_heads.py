@@ -81,6 +81,7 @@ class Head:
         n_ubatch: int = 16,
         n_outputs_max: int = 64,
         agree: Callable[[int], bool] = lambda h: True,
+        skips_logits: bool = False,
         **model: Any,
     ) -> None:
         self.target = target
@@ -93,6 +94,7 @@ class Head:
         self.cells = [Cells() for _ in range(self.n_seq_max)]
         self.memory = Rollback(self, kind)  # type: ignore[arg-type]
         self.handle = self
+        self.skips_logits = skips_logits
         self.model = SimpleNamespace(
             **{
                 "target_layer_ids": (1, 2, 3), "architecture": "qwen35", "n_layer_nextn": 0, "path": Path("head.gguf"),

@@ -13,6 +13,7 @@ from ._attention import check_attention
 from ._context_checks import check_context, check_memory
 from ._model import ModelHandle, native_model_params
 from ._ownership import Handle, Native, creating
+from ._select import devices_in_use
 from ._status import ERR_ABORT, ERR_EXCEPTION, ERR_MEMORY, drain_log, last_error, last_log, raise_status
 from ._threadpool import usable_cpus
 
@@ -30,7 +31,11 @@ _SAME_NAME = (
 
 
 class ContextBase(Handle):
-    """What the parts of :class:`ContextHandle` share: the native context, actual sizes, the lost flag."""
+    """What the parts of :class:`ContextHandle` share: the native context, actual sizes, the lost flag.
+
+    Attributes:
+        skips_logits: a decode without outputs costs no logits, though the architecture computes those of all rows.
+    """
 
     def __init__(
         self,
@@ -52,12 +57,14 @@ class ContextBase(Handle):
         native_params = native_context_params(params, embeddings)
         check_memory(model, params, native_params)
         out = ffi.new("pyspec_context **")
+        # libllama multiplies every row of an EAGLE-3 head with the output matrix, most of which nobody looks at
+        self.skips_logits = model.architecture == "eagle3" and not devices_in_use(model.params)
         self._shared_memory = model.architecture == "gemma4-assistant"
         with creating():
             with model_native.lock:
                 ptr = model._open().ptr
                 other_ptr = ffi.NULL if other is None else other._open().ptr
-                rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self._abort_flag, out)
+                rc = lib.pyspec_context_new(ptr, native_params, other_ptr, self.skips_logits, self._abort_flag, out)
             if not rc:
                 parents = (model_native,) if other_native is None else (model_native, other_native)
                 # a shared cache needs a shared lock

@@ -314,6 +314,7 @@ struct pyspec_context {
     bool has_encoder = false;
     bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
+    bool no_logits = false;                // this pass ends before the output matrix
     std::vector<int32_t> last_rows;        // [n_seq_max] rows of each sequence in the last decode
     std::vector<int32_t> n_seq_id;         // [n_batch] ones
     std::vector<llama_seq_id *> seq_rows;  // [n_batch] pointers into the caller's seq array
@@ -329,6 +330,13 @@ namespace {
 
 bool should_abort(void * data) {
     return *((const pyspec_context *) data)->abort_flag != 0;
+}
+
+/* ggml asks for each node in turn whether it is to stop behind it ("ask"), and there whether it is to go on. Without
+ * logits a pass ends with the norm before the output matrix: the cache and the hidden rows come before it. */
+bool eval_node(ggml_tensor * node, bool ask, void * data) {
+    const bool no_logits = ((const pyspec_context *) data)->no_logits;
+    return ask ? no_logits && std::strcmp(ggml_get_name(node), "result_norm") == 0 : !no_logits;
 }
 
 int bad_row(pyspec_context * c, int32_t row, const char * what, int64_t value, int64_t limit) {
@@ -694,7 +702,7 @@ int pyspec_eog_tokens(const struct llama_vocab * vocab, int32_t * out, int32_t c
 // ---- context ----
 
 int pyspec_context_new(struct llama_model * model, const struct llama_context_params * params_in, pyspec_context * other,
-                       const volatile int * abort_flag, pyspec_context ** out) {
+                       bool skip_logits, const volatile int * abort_flag, pyspec_context ** out) {
     *out = nullptr;
     return guarded([&]() -> int {
         auto c = std::make_unique<pyspec_context>();
@@ -705,6 +713,10 @@ int pyspec_context_new(struct llama_model * model, const struct llama_context_pa
         c->abort_flag = abort_flag;
         params.abort_callback = should_abort;
         params.abort_callback_data = c.get();
+        if (skip_logits) {
+            params.cb_eval = eval_node;
+            params.cb_eval_user_data = c.get();
+        }
 
         llama_context * ctx = llama_init_from_model(model, params);
         if (!ctx) {
@@ -840,6 +852,7 @@ int pyspec_decode(pyspec_context * c, const int32_t * tokens, const int32_t * po
         batch.logits = const_cast<int8_t *>(output);
 
         std::fill(c->last_rows.begin(), c->last_rows.end(), 0);
+        c->no_logits = n_outputs == 0;
         const int rc = llama_decode(c->ctx, batch);
         if (rc == 0) {
             c->out = {n, n_outputs, n_unsampled, -1};
@@ -865,6 +878,7 @@ int pyspec_encode(pyspec_context * c, const float * embd, int32_t n) {
         llama_batch batch = {};
         batch.n_tokens = n;
         batch.embd = const_cast<float *>(embd);
+        c->no_logits = false;
         const int rc = llama_encode(c->ctx, batch);
         if (rc == 0) {
             c->out = {n, n, n, -1};

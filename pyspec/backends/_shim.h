@@ -117,9 +117,11 @@ struct pyspec_output {
     int32_t bad_row;      /* the row PYSPEC_ERR_ARG is about, or -1 */
 };
 
-/* abort_flag: checked between graph nodes; owned by the caller, must outlive the context. */
+/* abort_flag: checked between graph nodes; owned by the caller, must outlive the context.
+ * skip_logits: a decode without outputs ends before the output matrix, which some architectures multiply with all rows
+ * whatever is flagged. For contexts on the CPU: a GPU is asked to wait after every pass. */
 int pyspec_context_new(struct llama_model * model, const struct llama_context_params * params, pyspec_context * other,
-                       const volatile int * abort_flag, pyspec_context ** out);
+                       bool skip_logits, const volatile int * abort_flag, pyspec_context ** out);
 void pyspec_context_free(pyspec_context * ctx);
 void pyspec_get_context_info(const pyspec_context * ctx, struct pyspec_context_info * out);
 const struct pyspec_output * pyspec_context_output(const pyspec_context * ctx);

@@ -8,7 +8,8 @@ together with the rows of a verification, in a *stash* per sequence:
 - ``process`` (a verification): nothing is evaluated, the rows are stashed. Which of them hold is not known yet.
 - ``accept``: forgets the rows of rejected tokens.
 - ``draft``: completes the stash with the tokens that came, and evaluates these pairs as the first pass of the draft. So
-  no pair is evaluated that is not needed, and catching up costs no pass of its own.
+  no pair is evaluated that is not needed, and catching up costs no pass of its own. Where a pass without outputs is so
+  much cheaper that a pass more pays (``skips_logits``), only the last pair is in the first one, the others before it.
 - Where no draft was asked for, the stash grows, up to :data:`N_STASH` rows; only then does ``process`` evaluate it, in
   one pass. So a drafter that nobody asks costs a copy of the rows, and its own evaluation at the speed of a prompt; it
   comes back when it likes, with nothing missing.
@@ -148,6 +149,7 @@ class CarryDrafter(Drafter):
         # rows may wait in the stash while nobody asks for drafts
         self._patient = True
         self._single_outputs = single_outputs
+        self._seed_alone = getattr(self._handle, "skips_logits", False)
         self._handle.embeddings_nextn(True, not single_outputs)
 
     @abstractmethod
@@ -436,7 +438,7 @@ class CarryDrafter(Drafter):
 
     def _draft_all(self, works: list[Work]) -> None:
         batch = self._batch
-        room = max(1, min(batch.capacity, self._draft.n_outputs_max) // len(works))
+        room = 1 if self._seed_alone else max(1, min(batch.capacity, self._draft.n_outputs_max) // len(works))
         batch.clear()
         heads = []
         pairs = [self._pairs(work) for work in works]

@@ -61,6 +61,7 @@ def block(cls: type[DraftDflash]) -> Callable[..., Made]:
 
 MAKERS: dict[str, Callable[..., Made]] = {
     "eagle3": eagle3,
+    "eagle3-cheap-rows": lambda *a, **k: eagle3(*a, **{"skips_logits": True} | k),
     "mtp": lambda *a, **k: mtp(*a, **{"rowwise": True} | k),
     "mtp-all-rows": lambda *a, **k: mtp(*a, **{"architecture": "step35"} | k),
     "mtp-chain": lambda *a, **k: mtp(*a, **{"architecture": "step35", "n_layer_nextn": 3} | k),
@@ -197,8 +198,29 @@ def test_no_pass_more_than_needed(name: str) -> None:
     n_prompt = {"mtp-chain": 3, "mtp-shared": 0}.get(name, 1)
     if name.startswith("d"):
         assert head.n_decode <= n_prompt + n_steps + n_drafts
+    elif name == "eagle3-cheap-rows":
+        # the last pair is in a pass of its own
+        assert head.n_decode <= n_prompt + 4 * n_drafts + 4
     else:
         assert head.n_decode <= n_prompt + 3 * n_drafts + 3
+
+
+@pytest.mark.parametrize("n_seq", [1, 3])
+def test_where_rows_without_outputs_are_cheap_the_others_are_alone(n_seq: int) -> None:
+    """All pairs but the last of each sequence are evaluated without outputs, in one pass for all sequences."""
+    drafter, head, target = MAKERS["eagle3-cheap-rows"](n_seq)
+    shapes: list[list[list[int]]] = []
+    decode = head.decode
+
+    def watched(batch: Batch) -> None:
+        shapes.append([batch.output[b:e].tolist() for b, e in batch.rows().values()])
+        decode(batch)
+
+    head.decode = watched
+    run([drafter], target, [[20 + i, *PROMPT] for i in range(n_seq)], n=9)
+    assert not head.violations
+    # the prompts, whose last pair waits; then drafts of three, verified with one token more
+    assert shapes[:5] == [[[0] * 4] * n_seq, *[[[1]] * n_seq] * 3, [[0] * 3] * n_seq]
 
 
 @pytest.mark.parametrize("name", MAKERS)
