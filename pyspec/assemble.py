@@ -18,7 +18,7 @@ from .drafters.base import Drafter, Plan
 from .drafters.custom import Maker
 from .drafters.gguf import read_header
 from .engine import Engine
-from .errors import ConfigError, UnsupportedError
+from .errors import ConfigError, NativeError, UnsupportedError
 from .runtime import Context, Model
 from .types import RollbackKind
 
@@ -37,6 +37,9 @@ AUTO_N_MAX = 8
 
 #: Cells that a window cache which several sequences of a draft share has beyond their windows, at least.
 N_SPARE_CELLS = 256
+
+#: Room for output rows that is made at once: as many as fit in these bytes.
+_OUTPUT_BYTES = 64 << 20
 
 Progress = Callable[[float], "bool | None"]
 Speculation: TypeAlias = "str | Maker | Sequence[str | Maker]"
@@ -304,6 +307,8 @@ def assemble(
                 drafts.append(draft_ctx)
             context.require(plan.requirements)
             drafters.append(custom.make(maker, plan, context, draft_ctx, options.params, n_seq))
+        if drafters:
+            _reserve_outputs(context, n_seq)
         pool = None
         if n_threads_pool > 1:
             pool = backends.ThreadPool(n_threads_pool)
@@ -320,6 +325,19 @@ def assemble(
             engine.threads = _governor(n_threads, (context, *drafts), n_batch, pool, control)
         stack.pop_all()
     return Assembly(engine, context, drafts, names, n_seq, n_threads, pool)
+
+
+def _reserve_outputs(context: Context, n_seq: int) -> None:
+    """Let no verification wait for memory because it is the longest so far: up to 40 ms where a draft reads layers."""
+    rows = min(context.n_outputs_max, _OUTPUT_BYTES // (4 * context.n_vocab), n_seq * context.n_ctx_seq)
+    if rows <= n_seq:
+        return
+    try:
+        context.handle.reserve_outputs(rows)
+    except NativeError as e:
+        if e.state == "lost":
+            raise
+        log.debug("room for %d output rows was not made at once: %s", rows, e)
 
 
 def _governor(

@@ -44,6 +44,10 @@ log = logging.getLogger("pyspec")
 #: Where all sequences do not fit into one pass with drafts of this length, they take several.
 _N_DRAFT_SHARED = 15
 
+#: Prompts share a pass of so many rows at most: with more, flash attention on the CPU sums in another order, and the
+#: logits would show who else is read at the same time.
+_N_PROMPTS_SHARED = 63
+
 #: Called after each verification with (sequence, logits, row, n_draft, emitted): row ``row + i`` of ``logits`` decided
 #: ``emitted[i]``. Logits are borrowed for the call. What follows the end of the sequence is emitted, not committed.
 Observer: TypeAlias = Callable[[Sequence, F32Array, int, int, list[int]], None]
@@ -305,18 +309,22 @@ class Engine:
     def _prefill(self, seqs: list[Sequence]) -> None:
         """One chunk, because a Ctrl-C is served between chunks and running sequences wait for it.
 
-        Sequences share it, first come first served, so that those that came together generate together: a pass costs
-        little more with their rows than with one's. In exact mode it has one sequence's rows only.
+        Whoever came first has it. Others share it whose prompts fit, so that they generate together from the start: a
+        pass costs little more with their rows than with one's. In exact mode it has one sequence's rows only.
         """
         t0 = self._clock()
         batch, ends = self._batch, []
         batch.clear()
-        seqs = sorted(seqs, key=attrgetter("turn"))
-        for seq in seqs[:1] if self._n_rows else seqs:
-            n_past, end = seq.n_past, min(len(seq.tokens) - 1, seq.n_past + self._n_chunk - batch.n)
-            if end > n_past:
-                batch.extend(seq.tokens[n_past:end], n_past, seq.id)
-                ends.append((seq, end))
+        first, *others = sorted(seqs, key=attrgetter("turn"))
+        n_most = min(self._n_chunk, _N_PROMPTS_SHARED)
+        for seq in (first, *(() if self._n_rows else others)):
+            end = len(seq.tokens) - 1
+            if batch.n == 0:
+                end = min(end, seq.n_past + self._n_chunk)
+            elif batch.n + end - seq.n_past > n_most:
+                continue
+            batch.extend(seq.tokens[seq.n_past : end], seq.n_past, seq.id)
+            ends.append((seq, end))
         n_rows = batch.n
         self.target.decode(batch)
         if self.control is not None:

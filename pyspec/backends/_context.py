@@ -122,6 +122,24 @@ class ContextHandle(ContextCache):
         if self._lib.pyspec_log_pending:
             drain_log()
 
+    def reserve_outputs(self, n: int) -> None:
+        """Make room for ``n`` output rows at once. The cache is empty afterwards.
+
+        libllama makes the buffer anew, filled with zeroes, whenever a pass has more outputs than any before it.
+
+        Args:
+            n: rows with outputs in one pass, spread over all sequences; 1 to n_outputs_max.
+
+        Raises:
+            InvalidBatchError: no such pass is possible. NativeError: see ``state``.
+        """
+        self._own_memory("reserve_outputs")
+        with self._open().lock:
+            self._logits = None
+            rc = self._lib.pyspec_reserve_outputs(self._ptr(), n)
+            if rc:
+                self._decode_failed(rc, "llama_decode", f"making room for {n} output rows")
+
     def encode(self, embd: F32Array, n: int) -> None:
         """Run the encoder of a draft model (EAGLE-3, DFlash) on the first ``n`` feature rows: one ``llama_encode``.
 

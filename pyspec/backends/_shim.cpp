@@ -67,6 +67,7 @@ struct call_state {
     int depth = 0;
     int uncaught = 0;      // exceptions in flight when the outermost wrapper was entered
     bool aborted = false;  // an assertion failed inside the current wrapper
+    bool quiet = false;    // what is logged is of no interest
     std::string error;
     std::string abort_message;
     std::vector<std::string> lines;  // warnings and errors of the current wrapper
@@ -98,7 +99,7 @@ log_ring & ring() {
 ggml_abort_callback_t g_previous_abort = nullptr;
 
 void log_line(call_state & s, int level, std::string line) {
-    if (line.empty()) {
+    if (line.empty() || s.quiet) {
         return;
     }
     if (level >= GGML_LOG_LEVEL_WARN && s.depth > 0) {
@@ -315,6 +316,7 @@ struct pyspec_context {
     bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
     bool no_logits = false;                // this pass ends before the output matrix
+    bool reserving = false;                // this pass ends at once
     std::vector<int32_t> last_rows;        // [n_seq_max] rows of each sequence in the last decode
     std::vector<int32_t> n_seq_id;         // [n_batch] ones
     std::vector<llama_seq_id *> seq_rows;  // [n_batch] pointers into the caller's seq array
@@ -329,7 +331,8 @@ struct pyspec_context {
 namespace {
 
 bool should_abort(void * data) {
-    return *((const pyspec_context *) data)->abort_flag != 0;
+    const auto * c = (const pyspec_context *) data;
+    return c->reserving || *c->abort_flag != 0;
 }
 
 /* ggml asks for each node in turn whether it is to stop behind it ("ask"), and there whether it is to go on. Without
@@ -885,6 +888,46 @@ int pyspec_encode(pyspec_context * c, const float * embd, int32_t n) {
             c->old_pools.clear();
         }
         return rc;
+    });
+}
+
+int pyspec_reserve_outputs(pyspec_context * c, int32_t n) {
+    result_reset(c);
+    return guarded([&]() -> int {
+        const int32_t n_seq = (int32_t) c->info.n_seq_max;
+        const int32_t each = (n + n_seq - 1) / n_seq;
+        if (n < 1 || (uint32_t) n > c->info.n_batch || (uint32_t) n > c->info.n_outputs_max ||
+            (uint32_t) each > c->info.n_ctx_seq || c->needs_both || !c->memory) {
+            return fail(PYSPEC_ERR_ARG, "no such pass: " + std::to_string(n) + " rows with outputs");
+        }
+        std::vector<int8_t> output(n, 1);
+        std::vector<int32_t> tokens(n, 0), pos(n), seq(n);
+        std::vector<llama_seq_id *> seq_rows(n + 1, nullptr);
+        for (int32_t i = 0; i < n; ++i) {
+            pos[i] = i % each;
+            seq[i] = i / each;
+            seq_rows[i] = &seq[i];
+        }
+        llama_batch batch = {};
+        batch.n_tokens = n;
+        batch.token = tokens.data();
+        batch.pos = pos.data();
+        batch.n_seq_id = c->n_seq_id.data();
+        batch.seq_id = seq_rows.data();
+        batch.logits = output.data();
+        struct scope {
+            pyspec_context * c;
+            explicit scope(pyspec_context * c) : c(c) { c->reserving = state().quiet = true; }
+            ~scope() { c->reserving = state().quiet = false; }
+        } ends_at_once(c);
+        llama_synchronize(c->ctx);
+        llama_memory_clear(c->memory, false);
+        const int rc = llama_decode(c->ctx, batch);
+        // a GPU does not look at the flag: it makes the pass
+        llama_synchronize(c->ctx);
+        llama_memory_clear(c->memory, false);
+        std::fill(c->last_rows.begin(), c->last_rows.end(), 0);
+        return rc == 0 || rc == 2 ? PYSPEC_OK : rc;
     });
 }
 

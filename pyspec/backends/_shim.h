@@ -131,6 +131,9 @@ const struct pyspec_output * pyspec_context_output(const pyspec_context * ctx);
 int pyspec_decode(pyspec_context * ctx, const int32_t * tokens, const int32_t * pos, const int32_t * seq,
                   const int8_t * output, const float * embd, int32_t n);
 int pyspec_encode(pyspec_context * ctx, const float * embd, int32_t n);
+/* Room for n output rows. libllama makes it anew, with zeroes, whenever a decode wants more rows than any before; there
+ * is no call for it but a decode, so this is one that ends at its first node. Clears the cache; only for token rows. */
+int pyspec_reserve_outputs(pyspec_context * ctx, int32_t n);
 
 int pyspec_logits(pyspec_context * ctx, float ** out);
 int pyspec_nextn(pyspec_context * ctx, float ** out);

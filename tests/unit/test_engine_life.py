@@ -126,13 +126,13 @@ def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
 
 
 def test_prompts_that_came_together_are_read_together() -> None:
-    """In chunks of one micro-batch for all, and what is read already generates meanwhile."""
+    """Those that fit in a micro-batch; what is read already generates meanwhile."""
     target, _, engine = make(n_seq=3, quality="empty", n_batch=64, n_ubatch=16)
     lengths = [6, 9, 31]
     sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate(lengths)]
     run_all(engine)
     check(engine, sequences, 4)
-    assert shapes(target)[:6] == [{0: 5, 1: 8, 2: 3}, {0: 1, 1: 1}, {2: 16}, {0: 1, 1: 1}, {2: 11}, {0: 1, 1: 1, 2: 1}]
+    assert shapes(target)[:6] == [{0: 5, 1: 8}, {0: 1, 1: 1}, {2: 16}, {0: 1, 1: 1}, {2: 14}, {0: 1, 1: 1, 2: 1}]
     assert [s.stats.n_prompt for s in sequences] == [n - 1 for n in lengths]
     assert engine.stats.n_prompt == sum(lengths) - len(lengths)
     assert not target.violations
@@ -147,8 +147,19 @@ def test_the_prompt_that_came_first_is_read_first() -> None:
     run_all(engine)
     check(engine, [short, first, later], 2)
     reading = [rows for rows in shapes(target) if sum(rows.values()) > 2]
-    assert reading[0] == {0: 2, 1: 6}
-    assert reading[1:] == [{1: 8}] * 4 + [{0: 7, 1: 1}] + [{0: 8}] * 4
+    assert reading == [{1: 8}] * 4 + [{1: 7}] + [{0: 8}] * 4 + [{0: 7}]
+
+
+def test_prompts_share_passes_of_less_than_64_rows() -> None:
+    """Whose kernels are those of a prompt alone; a prompt that fits does not wait for one that does not."""
+    target, _, engine = make(n_seq=4, quality="empty", n_batch=256, n_ubatch=256, n_ctx_seq=512)
+    lengths = [41, 101, 21, 6]
+    sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=2)) for i, n in enumerate(lengths)]
+    run_all(engine)
+    check(engine, sequences, 2)
+    assert shapes(target)[0] == {0: 40, 2: 20}
+    assert shapes(target)[2] == {1: 100}
+    assert shapes(target)[4] == {3: 5}
 
 
 def test_exact_passes_have_one_prompt() -> None:
