@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["AutoController"]
 
 #: Share of the time that trying drafters may lose, and how many passes of it can be saved up.
-_PRICE = 0.01
-_PRICE_SAVED = 3.0
+_PRICE = 0.005
+_PRICE_SAVED = 2.0
 #: Tokens until a parked drafter is tried again: at first, and at most.
 _WAIT, _WAIT_MAX = 6, 32
 #: How fast the value of asking follows: of a sequence, and of a drafter over all sequences.
