@@ -44,9 +44,8 @@ log = logging.getLogger("pyspec")
 #: Where all sequences do not fit into one pass with drafts of this length, they take several.
 _N_DRAFT_SHARED = 15
 
-#: Prompts share a pass of so many rows at most: with more, flash attention on the CPU sums in another order, and the
-#: logits would show who else is read at the same time.
-_N_PROMPTS_SHARED = 63
+#: A short chunk of a prompt takes as long as so many rows more of a long one would.
+_N_ROWS_PASS = 32
 
 #: Called after each verification with (sequence, logits, row, n_draft, emitted): row ``row + i`` of ``logits`` decided
 #: ``emitted[i]``. Logits are borrowed for the call. What follows the end of the sequence is emitted, not committed.
@@ -270,9 +269,7 @@ class Engine:
         if not active:
             return False
         try:
-            filling = [s for s in active if s.prompt_pending]
-            if filling:
-                self._prefill(filling)
+            self._prefill_some([s for s in active if s.prompt_pending])
             ready = [s for s in active if not s.prompt_pending]
             for i in range(0, len(ready), self._n_group):
                 self._decode_step(ready[i : i + self._n_group])
@@ -306,37 +303,37 @@ class Engine:
         if self.control is not None:
             self.control.begin(seq.id)
 
-    def _prefill(self, seqs: list[Sequence]) -> None:
-        """One chunk, because a Ctrl-C is served between chunks and running sequences wait for it.
+    def _prefill_some(self, seqs: list[Sequence]) -> None:
+        """A chunk of the prompt that came first, and of others as long as all take about the time of a whole chunk.
 
-        Whoever came first has it. Others share it whose prompts fit, so that they generate together from the start: a
-        pass costs little more with their rows than with one's. In exact mode it has one sequence's rows only.
+        So running sequences wait, and a Ctrl-C does, for no more than that; and short prompts that came together
+        generate together from the start, in passes that cost little more than with one sequence's row.
+        """
+        n_rows = 0
+        for seq in sorted(seqs, key=attrgetter("turn")):
+            n = min(len(seq.tokens) - 1 - seq.n_past, self._n_chunk)
+            if n_rows and n_rows + n > self._n_chunk:
+                break
+            n_rows += self._prefill(seq) + _N_ROWS_PASS
+
+    def _prefill(self, seq: Sequence) -> int:
+        """One chunk, whose rows belong to one sequence: what is computed does not depend on who else is there.
+
+        Returns:
+            Its number of rows.
         """
         t0 = self._clock()
-        batch, ends = self._batch, []
-        batch.clear()
-        first, *others = sorted(seqs, key=attrgetter("turn"))
-        n_most = min(self._n_chunk, _N_PROMPTS_SHARED)
-        for seq in (first, *(() if self._n_rows else others)):
-            end = len(seq.tokens) - 1
-            if batch.n == 0:
-                end = min(end, seq.n_past + self._n_chunk)
-            elif batch.n + end - seq.n_past > n_most:
-                continue
-            batch.extend(seq.tokens[seq.n_past : end], seq.n_past, seq.id)
-            ends.append((seq, end))
-        n_rows = batch.n
-        self.target.decode(batch)
+        n_past = seq.n_past
+        self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
+        n = seq.n_past - n_past
         if self.control is not None:
-            self.control.prefilled(n_rows, self._clock() - t0)
-        for seq, end in ends:
-            for stats in (seq.stats, self.stats):
-                stats.n_prompt += end - seq.n_past
-            seq.n_past = end
-        self.chain.process(batch)
+            self.control.prefilled(n, self._clock() - t0)
+        self.chain.process(self._batch)
         us = (self._clock() - t0) // 1000
-        for stats in (self.stats, *(seq.stats for seq, _ in ends)):
+        for stats in (seq.stats, self.stats):
+            stats.n_prompt += n
             stats.times.prefill_us += us
+        return n
 
     def _evaluate(self, seq: Sequence, end: int) -> None:
         """Put ``tokens[n_past:end]`` into the cache, without outputs."""

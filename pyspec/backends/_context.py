@@ -6,6 +6,7 @@ through to a failed assertion on this thread marks the context *lost*: further c
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -134,11 +135,14 @@ class ContextHandle(ContextCache):
             InvalidBatchError: no such pass is possible. NativeError: see ``state``.
         """
         self._own_memory("reserve_outputs")
-        with self._open().lock:
+        with self._open().lock, contextlib.nullcontext() if self._pool is None else self._pool._open().lock:
             self._logits = None
             rc = self._lib.pyspec_reserve_outputs(self._ptr(), n)
-            if rc:
+            if rc and not exiting():
                 self._decode_failed(rc, "llama_decode", f"making room for {n} output rows")
+        if rc:
+            park_if_exiting()
+            self._decode_failed(rc, "llama_decode", f"making room for {n} output rows")
 
     def encode(self, embd: F32Array, n: int) -> None:
         """Run the encoder of a draft model (EAGLE-3, DFlash) on the first ``n`` feature rows: one ``llama_encode``.

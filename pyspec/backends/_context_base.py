@@ -34,7 +34,8 @@ class ContextBase(Handle):
     """What the parts of :class:`ContextHandle` share: the native context, actual sizes, the lost flag.
 
     Attributes:
-        skips_logits: a decode without outputs costs no logits, though the architecture computes those of all rows.
+        skips_logits: a decode without outputs computes no logits, though the architecture has those of all rows in its
+            graph. Where libllama lets a GPU help a model on the CPU, it may still do so.
     """
 
     def __init__(

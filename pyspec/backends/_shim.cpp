@@ -67,7 +67,7 @@ struct call_state {
     int depth = 0;
     int uncaught = 0;      // exceptions in flight when the outermost wrapper was entered
     bool aborted = false;  // an assertion failed inside the current wrapper
-    bool quiet = false;    // what is logged is of no interest
+    bool quiet = false;    // what is logged is of interest only if the wrapper fails
     std::string error;
     std::string abort_message;
     std::vector<std::string> lines;  // warnings and errors of the current wrapper
@@ -99,7 +99,7 @@ log_ring & ring() {
 ggml_abort_callback_t g_previous_abort = nullptr;
 
 void log_line(call_state & s, int level, std::string line) {
-    if (line.empty() || s.quiet) {
+    if (line.empty()) {
         return;
     }
     if (level >= GGML_LOG_LEVEL_WARN && s.depth > 0) {
@@ -109,7 +109,7 @@ void log_line(call_state & s, int level, std::string line) {
         s.lines.push_back(line);
     }
     log_ring & r = ring();
-    if (level < r.level.load(std::memory_order_relaxed)) {
+    if (s.quiet || level < r.level.load(std::memory_order_relaxed)) {
         return;
     }
     std::lock_guard<std::mutex> lock(r.mutex);
@@ -305,7 +305,7 @@ struct pyspec_context {
     const llama_vocab * vocab = nullptr;
     const volatile int * abort_flag = nullptr;
     pyspec_context_info info = {};
-    pyspec_output out = {0, 0, 0, -1};
+    pyspec_output out = {0, 0, 0, -1, 0};
     int32_t n_vocab = 0;
     int32_t n_pos_per_embd = 1;
     int32_t n_swa = 0;
@@ -316,6 +316,7 @@ struct pyspec_context {
     bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
     bool no_logits = false;                // this pass ends before the output matrix
+    int32_t n_cut = 0;                     // how many graphs of it did
     bool reserving = false;                // this pass ends at once
     std::vector<int32_t> last_rows;        // [n_seq_max] rows of each sequence in the last decode
     std::vector<int32_t> n_seq_id;         // [n_batch] ones
@@ -338,8 +339,12 @@ bool should_abort(void * data) {
 /* ggml asks for each node in turn whether it is to stop behind it ("ask"), and there whether it is to go on. Without
  * logits a pass ends with the norm before the output matrix: the cache and the hidden rows come before it. */
 bool eval_node(ggml_tensor * node, bool ask, void * data) {
-    const bool no_logits = ((const pyspec_context *) data)->no_logits;
-    return ask ? no_logits && std::strcmp(ggml_get_name(node), "result_norm") == 0 : !no_logits;
+    auto * c = (pyspec_context *) data;
+    if (ask) {
+        return c->no_logits && std::strcmp(ggml_get_name(node), "result_norm") == 0;
+    }
+    c->n_cut++;
+    return false;
 }
 
 int bad_row(pyspec_context * c, int32_t row, const char * what, int64_t value, int64_t limit) {
@@ -349,7 +354,7 @@ int bad_row(pyspec_context * c, int32_t row, const char * what, int64_t value, i
 }
 
 void result_reset(pyspec_context * c) {
-    c->out = {0, 0, 0, -1};
+    c->out = {0, 0, 0, -1, 0};
 }
 
 void copy_info(const llama_model * model, pyspec_model_info & o) {
@@ -400,10 +405,6 @@ std::string architecture(const llama_model * model) {
     char buf[128] = {0};
     llama_model_meta_val_str(model, "general.architecture", buf, sizeof(buf));
     return buf;
-}
-
-bool token_ok(const llama_vocab * vocab, int32_t token) {
-    return llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE && token >= 0 && token < llama_vocab_n_tokens(vocab);
 }
 
 } // namespace
@@ -626,82 +627,6 @@ int pyspec_gguf_has_tensor(const char * path, const char * name, bool * found) {
     });
 }
 
-// ---- vocabulary ----
-
-int pyspec_tokenize(const struct llama_vocab * vocab, const char * text, int32_t len, int32_t * out, int32_t cap,
-                    bool add_special, bool parse_special, int32_t * n) {
-    *n = 0;
-    return guarded([&]() -> int {
-        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
-            return fail(PYSPEC_ERR_ARG, "the model has no vocabulary");
-        }
-        const int32_t got = llama_tokenize(vocab, text, len, out, cap, add_special, parse_special);
-        if (got == INT32_MIN) {
-            return fail(PYSPEC_ERR_ARG, "the text gives more than 2^31 tokens");
-        }
-        *n = got < 0 ? -got : got;
-        return PYSPEC_OK;
-    });
-}
-
-int pyspec_token_piece(const struct llama_vocab * vocab, int32_t token, bool special, char * buf, int32_t size, int32_t * n) {
-    *n = 0;
-    return guarded([&]() -> int {
-        if (!token_ok(vocab, token)) {
-            return fail(PYSPEC_ERR_ARG, "no such token");
-        }
-        const int32_t got = llama_token_to_piece(vocab, token, buf, size, 0, special);
-        *n = got < 0 ? -got : got;
-        return PYSPEC_OK;
-    });
-}
-
-const char * pyspec_token_text(const struct llama_vocab * vocab, int32_t token) {
-    const char * text = nullptr;
-    guarded([&]() -> int {
-        text = token_ok(vocab, token) ? llama_vocab_get_text(vocab, token) : nullptr;
-        return PYSPEC_OK;
-    });
-    return text;
-}
-
-int pyspec_token_attr(const struct llama_vocab * vocab, int32_t token) {
-    return guarded([&]() -> int {
-        return token_ok(vocab, token) ? (int) llama_vocab_get_attr(vocab, token) : fail(PYSPEC_ERR_ARG, "no such token");
-    });
-}
-
-int pyspec_token_is_eog(const struct llama_vocab * vocab, int32_t token) {
-    return guarded([&]() -> int {
-        return token_ok(vocab, token) ? (int) llama_vocab_is_eog(vocab, token) : fail(PYSPEC_ERR_ARG, "no such token");
-    });
-}
-
-int pyspec_token_is_control(const struct llama_vocab * vocab, int32_t token) {
-    return guarded([&]() -> int {
-        return token_ok(vocab, token) ? (int) llama_vocab_is_control(vocab, token) : fail(PYSPEC_ERR_ARG, "no such token");
-    });
-}
-
-int pyspec_eog_tokens(const struct llama_vocab * vocab, int32_t * out, int32_t cap, int32_t * n) {
-    *n = 0;
-    return guarded([&]() -> int {
-        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
-            return PYSPEC_OK;
-        }
-        const int32_t n_tokens = llama_vocab_n_tokens(vocab);
-        for (int32_t i = 0; i < n_tokens; ++i) {
-            if (llama_vocab_is_eog(vocab, i)) {
-                if (*n < cap) {
-                    out[*n] = i;
-                }
-                ++*n;
-            }
-        }
-        return PYSPEC_OK;
-    });
-}
-
 // ---- context ----
 
 int pyspec_context_new(struct llama_model * model, const struct llama_context_params * params_in, pyspec_context * other,
@@ -856,9 +781,10 @@ int pyspec_decode(pyspec_context * c, const int32_t * tokens, const int32_t * po
 
         std::fill(c->last_rows.begin(), c->last_rows.end(), 0);
         c->no_logits = n_outputs == 0;
+        c->n_cut = 0;
         const int rc = llama_decode(c->ctx, batch);
         if (rc == 0) {
-            c->out = {n, n_outputs, n_unsampled, -1};
+            c->out = {n, n_outputs, n_unsampled, -1, c->n_cut};
             c->old_pools.clear();
             for (int32_t i = 0; i < n; ++i) {
                 c->last_rows[seq[i]]++;
@@ -884,7 +810,7 @@ int pyspec_encode(pyspec_context * c, const float * embd, int32_t n) {
         c->no_logits = false;
         const int rc = llama_encode(c->ctx, batch);
         if (rc == 0) {
-            c->out = {n, n, n, -1};
+            c->out = {n, n, n, -1, 0};
             c->old_pools.clear();
         }
         return rc;
@@ -923,7 +849,7 @@ int pyspec_reserve_outputs(pyspec_context * c, int32_t n) {
         llama_synchronize(c->ctx);
         llama_memory_clear(c->memory, false);
         const int rc = llama_decode(c->ctx, batch);
-        // a GPU does not look at the flag: it makes the pass
+        // only the CPU backend looks at the flag; it has the first node of most graphs, of others a GPU makes the pass
         llama_synchronize(c->ctx);
         llama_memory_clear(c->memory, false);
         std::fill(c->last_rows.begin(), c->last_rows.end(), 0);

@@ -115,11 +115,13 @@ struct pyspec_output {
     int32_t n_outputs;    /* rows of logits */
     int32_t n_unsampled;  /* output rows whose sequence has no device sampler */
     int32_t bad_row;      /* the row PYSPEC_ERR_ARG is about, or -1 */
+    int32_t n_cut;        /* micro-batches that ended before their logits (skip_logits) */
 };
 
 /* abort_flag: checked between graph nodes; owned by the caller, must outlive the context.
  * skip_logits: a decode without outputs ends before the output matrix, which some architectures multiply with all rows
- * whatever is flagged. For contexts on the CPU: a GPU is asked to wait after every pass. */
+ * whatever is flagged. For contexts whose graph is one piece on the CPU: only the piece that holds the norm before that
+ * matrix ends, and a GPU is asked to wait after every piece. */
 int pyspec_context_new(struct llama_model * model, const struct llama_context_params * params, pyspec_context * other,
                        bool skip_logits, const volatile int * abort_flag, pyspec_context ** out);
 void pyspec_context_free(pyspec_context * ctx);

@@ -104,18 +104,14 @@ class DraftSimple(Drafter):
 
     def process(self, batch: Batch) -> None:
         """See :meth:`Drafter.process`. Rows of a verification wait until a draft is wanted."""
-        rows = [
-            (seq, b, e)
-            for seq, (b, e) in batch.rows().items()
-            if not batch.output[e - 1] and batch.use_tokens and self._follows(seq, batch, b, e)
-        ]
-        try:
-            self._read(batch, rows)
-        except BaseException:
-            for seq, _, _ in rows:
-                with contextlib.suppress(PyspecError):
-                    self._forget(seq)
-            raise
+        for seq, (b, e) in batch.rows().items():
+            if not batch.output[e - 1] and batch.use_tokens and self._follows(seq, batch, b, e):
+                try:
+                    self._read(seq, batch, b, e)
+                except BaseException:
+                    with contextlib.suppress(PyspecError):
+                        self._forget(seq)
+                    raise
 
     def _follows(self, seq: int, batch: Batch, b: int, e: int) -> bool:
         """Whether rows of a prompt go on where the cache ends, and the draft has room for them and knows them."""
@@ -128,21 +124,13 @@ class DraftSimple(Drafter):
             and (self._draft.n_vocab >= self.target.n_vocab or int(batch.tokens[b:e].max()) < self._draft.n_vocab)
         )
 
-    def _read(self, batch: Batch, rows: list[tuple[int, int, int]]) -> None:
-        """Evaluate rows (sequence, begin, end) of the target's batch, in as few passes as the draft's batch allows."""
-        own = self._batch
-        own.clear()
-        for seq, b, e in rows:
-            while b < e:
-                if own.n == own.capacity:
-                    self._draft.decode(own)
-                    own.clear()
-                n = min(e - b, own.capacity - own.n)
-                own.extend(batch.tokens[b : b + n], int(batch.pos[b]), seq, NONE)
-                self._caches[seq].n_text += n
-                b += n
-        if own.n:
+    def _read(self, seq: int, batch: Batch, b: int, e: int) -> None:
+        cache, own = self._caches[seq], self._batch
+        for i in range(b, e, own.capacity):
+            own.clear()
+            own.extend(batch.tokens[i : min(e, i + own.capacity)], int(batch.pos[i]), seq, NONE)
             self._draft.decode(own)
+            cache.n_text += own.n
 
     def draft(self, requests: list[DraftRequest]) -> None:
         """See :meth:`Drafter.draft`. A sequence whose text does not fit the draft's context gets no draft."""

@@ -77,7 +77,7 @@ def test_the_exact_margin(way: str, n_seq: int, kv_unified: bool, window: int, t
     assert small.stats.n_draft > 0
     assert small.stats.drafters[0].n_failed == 0
     # counts are those of the full cache: no draft was cut short. What the sequences of suffix and ngram-mod tell each
-    # other depends on who shares a pass
+    # other depends on who shares a pass: small micro-batches read prompts one after the other (61 and 63 accepted)
     rel = 0.05 if n_seq > 1 and way in ("suffix", "ngram-mod") else 0
     assert small.stats.n_draft == pytest.approx(full.stats.n_draft, rel=rel, abs=0)
     assert small.stats.n_accepted == pytest.approx(full.stats.n_accepted, rel=rel, abs=0)

@@ -27,8 +27,10 @@ def passes(c: ContextHandle, rng: np.random.Generator) -> list[np.ndarray]:
     for at, end, output in ((0, 6, 0), (6, 7, 1), (7, 9, 0), (9, 11, 1)):
         decode(c, PROMPT[at:end], at, output=output, embd=np.ascontiguousarray(g[at:end]))
         assert c.n_outputs == output * (end - at)
+        assert c._output.n_cut == (c.skips_logits and not output)
         seen += [np.array(c.nextn(end - at)), np.array(c.logits())]
         c.encode(features, 3)
+        assert c._output.n_cut == 0
         seen.append(np.array(c.nextn(3)))
     return seen
 

@@ -136,22 +136,6 @@ def test_a_prompt_is_read_with_the_target_chunk_by_chunk() -> None:
     assert not evaluator.violations
 
 
-def test_prompts_that_the_target_reads_together_are_read_together() -> None:
-    d, evaluator = setup(n_seq=3, n_max=2, n_batch=8)
-    texts = [[*range(20, 26)], [*range(30, 34)], [*range(40, 48)]]
-    batch = Batch(64)
-    for i, text in enumerate(texts):
-        d.run_begin(i, text)
-        batch.extend(text[:-1], 0, i, NONE)
-    d.run_process(batch)
-    assert [{seq: (pos, len(t)) for seq, (pos, t, _) in p.items()} for p in evaluator.passes] == [
-        {0: (0, 5), 1: (0, 3)},
-        {2: (0, 7)},
-    ]
-    assert propose(d, *texts) == [RULE.generate(t, 2) for t in texts]
-    assert not evaluator.violations
-
-
 def test_what_cannot_be_read_in_time_is_read_later() -> None:
     text = [*range(20, 45)]
     for case in ("rests", "verified", "gap", "context", "unknown token"):

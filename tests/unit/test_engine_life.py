@@ -12,7 +12,7 @@ import pytest
 from fakes import N_VOCAB, FakeDrafter, FakeEvaluator, FakeVocab, Rule
 from looptest import MEMORY, check, check_counters, prompt, run_all
 
-from pyspec.config import SamplingParams, SpeculationParams
+from pyspec.config import SamplingParams
 from pyspec.engine import Engine
 from pyspec.errors import (
     ClosedError,
@@ -125,21 +125,22 @@ def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
     return [{i: len(tokens) for i, (_, tokens, _) in rows.items()} for rows in target.passes]
 
 
-def test_prompts_that_came_together_are_read_together() -> None:
-    """Those that fit in a micro-batch; what is read already generates meanwhile."""
-    target, _, engine = make(n_seq=3, quality="empty", n_batch=64, n_ubatch=16)
-    lengths = [6, 9, 31]
+def test_short_prompts_that_came_together_generate_together() -> None:
+    """All are read in the first step, each in passes of its own."""
+    target, _, engine = make(n_seq=4, quality="empty", n_batch=256, n_ubatch=128, n_ctx_seq=512)
+    lengths = [6, 9, 31, 2]
     sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate(lengths)]
     run_all(engine)
     check(engine, sequences, 4)
-    assert shapes(target)[:6] == [{0: 5, 1: 8}, {0: 1, 1: 1}, {2: 16}, {0: 1, 1: 1}, {2: 14}, {0: 1, 1: 1, 2: 1}]
+    # 5 + 32 + 8 + 32 rows, and 30 more would be 107 of 128; with 32 for that pass there is no room for a single row
+    assert shapes(target)[:6] == [{0: 5}, {1: 8}, {2: 30}, {0: 1, 1: 1, 2: 1}, {3: 1}, {0: 1, 1: 1, 2: 1, 3: 1}]
     assert [s.stats.n_prompt for s in sequences] == [n - 1 for n in lengths]
     assert engine.stats.n_prompt == sum(lengths) - len(lengths)
     assert not target.violations
 
 
-def test_the_prompt_that_came_first_is_read_first() -> None:
-    """Its slot may have a higher number than that of a later one."""
+def test_a_long_prompt_has_the_step_for_itself() -> None:
+    """And the prompt that came first is read first, though its slot may have a higher number than a later one's."""
     target, _, engine = make(n_seq=2, quality="empty", n_batch=64, n_ubatch=8)
     short = engine.submit(prompt(0, 3), SamplingParams(max_tokens=2))
     first = engine.submit(prompt(1, 40), SamplingParams(max_tokens=2))
@@ -148,29 +149,6 @@ def test_the_prompt_that_came_first_is_read_first() -> None:
     check(engine, [short, first, later], 2)
     reading = [rows for rows in shapes(target) if sum(rows.values()) > 2]
     assert reading == [{1: 8}] * 4 + [{1: 7}] + [{0: 8}] * 4 + [{0: 7}]
-
-
-def test_prompts_share_passes_of_less_than_64_rows() -> None:
-    """Whose kernels are those of a prompt alone; a prompt that fits does not wait for one that does not."""
-    target, _, engine = make(n_seq=4, quality="empty", n_batch=256, n_ubatch=256, n_ctx_seq=512)
-    lengths = [41, 101, 21, 6]
-    sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=2)) for i, n in enumerate(lengths)]
-    run_all(engine)
-    check(engine, sequences, 2)
-    assert shapes(target)[0] == {0: 40, 2: 20}
-    assert shapes(target)[2] == {1: 100}
-    assert shapes(target)[4] == {3: 5}
-
-
-def test_exact_passes_have_one_prompt() -> None:
-    """Who else is there does not show in the shape of a pass."""
-    target = FakeEvaluator(Rule(), n_seq=3, n_batch=64, n_ubatch=16)
-    drafter = FakeDrafter(target, "half")
-    engine = Engine(target, [drafter], speculation=SpeculationParams(exact=True))
-    sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate([6, 9, 31])]
-    run_all(engine)
-    check(engine, sequences, 4)
-    assert all(len(rows) == 1 for rows in target.passes)
 
 
 # ---- cancel, release, close --------------------------------------------------------------
