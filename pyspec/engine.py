@@ -314,18 +314,13 @@ class Engine:
             n = min(len(seq.tokens) - 1 - seq.n_past, self._n_chunk)
             if n_rows and n_rows + n > self._n_chunk:
                 break
-            n_rows += self._prefill(seq) + _N_ROWS_PASS
+            self._prefill(seq, n)
+            n_rows += n + _N_ROWS_PASS
 
-    def _prefill(self, seq: Sequence) -> int:
-        """One chunk, whose rows belong to one sequence: what is computed does not depend on who else is there.
-
-        Returns:
-            Its number of rows.
-        """
+    def _prefill(self, seq: Sequence, n: int) -> None:
+        """One chunk, whose rows belong to one sequence: what is computed does not depend on who else is there."""
         t0 = self._clock()
-        n_past = seq.n_past
-        self._evaluate(seq, min(len(seq.tokens) - 1, n_past + self._n_chunk))
-        n = seq.n_past - n_past
+        self._evaluate(seq, seq.n_past + n)
         if self.control is not None:
             self.control.prefilled(n, self._clock() - t0)
         self.chain.process(self._batch)
@@ -333,7 +328,6 @@ class Engine:
         for stats in (seq.stats, self.stats):
             stats.n_prompt += n
             stats.times.prefill_us += us
-        return n
 
     def _evaluate(self, seq: Sequence, end: int) -> None:
         """Put ``tokens[n_past:end]`` into the cache, without outputs."""
