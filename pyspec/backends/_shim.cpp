@@ -316,7 +316,6 @@ struct pyspec_context {
     bool needs_both = false;               // rows carry a token and an embedding; otherwise exactly one of them
     bool all_or_none = false;              // output flags: on every row or on none
     bool no_logits = false;                // this pass ends before the output matrix
-    int32_t n_cut = 0;                     // how many graphs of it did
     bool reserving = false;                // this pass ends at once
     std::vector<int32_t> last_rows;        // [n_seq_max] rows of each sequence in the last decode
     std::vector<int32_t> n_seq_id;         // [n_batch] ones
@@ -343,7 +342,7 @@ bool eval_node(ggml_tensor * node, bool ask, void * data) {
     if (ask) {
         return c->no_logits && std::strcmp(ggml_get_name(node), "result_norm") == 0;
     }
-    c->n_cut++;
+    c->out.n_cut++;
     return false;
 }
 
@@ -781,10 +780,9 @@ int pyspec_decode(pyspec_context * c, const int32_t * tokens, const int32_t * po
 
         std::fill(c->last_rows.begin(), c->last_rows.end(), 0);
         c->no_logits = n_outputs == 0;
-        c->n_cut = 0;
         const int rc = llama_decode(c->ctx, batch);
         if (rc == 0) {
-            c->out = {n, n_outputs, n_unsampled, -1, c->n_cut};
+            c->out = {n, n_outputs, n_unsampled, -1, c->out.n_cut};
             c->old_pools.clear();
             for (int32_t i = 0; i < n; ++i) {
                 c->last_rows[seq[i]]++;
