@@ -45,8 +45,7 @@ def test_b17_draft_that_cannot_be_had(tiny: Any, run_child: Any) -> None:
         # more, too little for what would be touched first.
         in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (512 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
-        before = None
-        for _ in range(6):
+        for i in range(16):
             for name, (path, options, error, word) in cases.items():
                 try:
                     pyspec.LLM(target, path, **(SMALL | options))
@@ -63,8 +62,10 @@ def test_b17_draft_that_cannot_be_had(tiny: Any, run_child: Any) -> None:
                 else:
                     raise AssertionError(name)
             gc.collect()
-            before = before or rss_bytes()
-        assert rss_bytes() < before + (4 << 20), (before, rss_bytes())
+            if i == 2:
+                before = rss_bytes()
+        # 78 failures; the system gives and takes huge pages of 2 MiB
+        assert rss_bytes() < before + (8 << 20), (before, rss_bytes())
         with pyspec.LLM(target, draft_path, **SMALL) as llm:
             assert llm.generate(PROMPTS[0], max_tokens=20).tokens == wanted
         target.close()
