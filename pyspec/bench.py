@@ -407,6 +407,7 @@ class Bench:
             n_prompt=len(tokens),
             n_prefill=stats.n_prompt,
             n_output=n_output,
+            n_first=stats.n_first,
             n_pass=stats.n_pass,
             n_draft=stats.n_draft,
             n_accepted=stats.n_accepted,

@@ -1,7 +1,8 @@
 """The loop: draft, evaluate, verify, commit or roll back. Several sequences share each pass.
 
-A sequence's last token is always pending: the target has evaluated everything before it. A step evaluates it together
-with a draft for what follows, so every step emits one token at least.
+The pass that reads the end of a prompt gives the first token. From then on a sequence's last token is pending: the
+target has evaluated everything before it. A step evaluates it together with a draft for what follows, so every step
+emits one token at least.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .control import Controller, ThreadGovernor
 from .drafters.base import Drafter
 from .drafters.chain import DrafterChain
 from .errors import ClosedError, ConfigError, DecodeAborted, PyspecError, SamplingError, UnsupportedError
-from .runtime import ALL, Batch, Evaluator, Piece, Sequence, TextStream
+from .runtime import ALL, LAST, NONE, Batch, Evaluator, Piece, Sequence, TextStream
 from .sampling import (
     Breakers,
     Constraint,
@@ -67,7 +68,7 @@ class Engine:
         clock: nanoseconds; another one for tests.
 
     Attributes:
-        stats: totals over all sequences; ``n_pass`` counts passes of the target, whoever shared them.
+        stats: totals over all sequences; ``n_pass`` counts passes of running sequences, whoever shared them.
         observer: sees every verification, for measurements; None: nobody.
         control: decides at each step who drafts how much; None: the first drafter that proposes something, as much as
             it proposes.
@@ -269,8 +270,9 @@ class Engine:
         if not active:
             return False
         try:
-            self._prefill_some([s for s in active if s.prompt_pending])
+            # who gets its first token with its prompt has it shown before it goes on
             ready = [s for s in active if not s.prompt_pending]
+            self._prefill_some([s for s in active if s.prompt_pending])
             for i in range(0, len(ready), self._n_group):
                 self._decode_step(ready[i : i + self._n_group])
         except BaseException as e:
@@ -297,6 +299,7 @@ class Engine:
 
     def _begin(self, seq: Sequence) -> None:
         seq.n_past = 0
+        seq.prompt_pending = True
         seq.sampler.rewind(seq.n_output)
         self.target.memory.clear(seq.id)
         self.chain.begin(seq.id, seq.tokens)
@@ -311,7 +314,7 @@ class Engine:
         """
         n_rows = 0
         for seq in sorted(seqs, key=attrgetter("turn")):
-            n = min(len(seq.tokens) - 1 - seq.n_past, self._n_chunk)
+            n = min(len(seq.tokens) - seq.n_past, self._n_chunk)
             if n_rows and n_rows + n > self._n_chunk:
                 break
             self._prefill(seq, n)
@@ -320,19 +323,34 @@ class Engine:
     def _prefill(self, seq: Sequence, n: int) -> None:
         """One chunk, whose rows belong to one sequence: what is computed does not depend on who else is there."""
         t0 = self._clock()
-        self._evaluate(seq, seq.n_past + n)
+        end = seq.n_past + n
+        last = end == len(seq.tokens)
+        self._evaluate(seq, end, LAST if last else NONE)
         if self.control is not None:
             self.control.prefilled(n, self._clock() - t0)
         self.chain.process(self._batch)
+        n_first = self._first(seq) if last else 0
         us = (self._clock() - t0) // 1000
         for stats in (seq.stats, self.stats):
             stats.n_prompt += n
+            stats.n_output += n_first
+            stats.n_first += n_first
             stats.times.prefill_us += us
 
-    def _evaluate(self, seq: Sequence, end: int) -> None:
-        """Put ``tokens[n_past:end]`` into the cache, without outputs."""
+    def _first(self, seq: Sequence) -> int:
+        """Commit the token that the pass just made gives: it has read the end of the prompt. Returns how many."""
+        seq.prompt_pending = False
+        logits = self.target.logits()
+        _, emitted, scores = self._judge(seq, logits, 0, (), ())
+        n_used = self._commit(seq, 0, emitted, scores)
+        if seq.done:
+            self._leave(seq)
+        return n_used
+
+    def _evaluate(self, seq: Sequence, end: int, output: int = NONE) -> None:
+        """Put ``tokens[n_past:end]`` into the cache."""
         self._batch.clear()
-        self._batch.extend(seq.tokens[seq.n_past : end], seq.n_past, seq.id)
+        self._batch.extend(seq.tokens[seq.n_past : end], seq.n_past, seq.id, output)
         self.target.decode(self._batch)
         seq.n_past = end
 
@@ -367,11 +385,7 @@ class Engine:
         verdicts = []
         for seq in seqs:
             row, draft = rows[seq.id][0], drafts[seq.id]
-            n_acc, emitted = self._verdict(seq, logits, row, draft, qs.get(seq.id, ()))
-            if self.observer is not None:
-                self.observer(seq, logits, row, len(draft), emitted)
-            scores = self._score(seq, logits, row, emitted) if seq.params.logprobs else []
-            verdicts.append((n_acc, emitted, scores))
+            verdicts.append(self._judge(seq, logits, row, draft, qs.get(seq.id, ())))
         t4 = self._clock()
         behind: list[tuple[Sequence, int]] = []
         for seq, (n_acc, emitted, scores) in zip(seqs, verdicts, strict=True):
@@ -408,6 +422,15 @@ class Engine:
         self.stats.times.add(*us)
         for seq in seqs:
             seq.stats.times.add(*us)
+
+    def _judge(
+        self, seq: Sequence, logits: F32Array, row: int, draft: Seq[int], q: Q
+    ) -> tuple[int, list[int], list[TokenLogprob]]:
+        """How many drafted tokens stand, what is emitted, and its log-probabilities where they are asked for."""
+        n_acc, emitted = self._verdict(seq, logits, row, draft, q)
+        if self.observer is not None:
+            self.observer(seq, logits, row, len(draft), emitted)
+        return n_acc, emitted, self._score(seq, logits, row, emitted) if seq.params.logprobs else []
 
     def _verdict(self, seq: Sequence, logits: F32Array, row: int, draft: Seq[int], q: Q) -> tuple[int, list[int]]:
         """How many drafted tokens stand, and what is emitted; nothing where this request cannot go on."""

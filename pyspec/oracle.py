@@ -56,13 +56,14 @@ def measure(bench: Bench, runs: Sequence[Mapping[str, Any]], progress: Progress 
         lengths = [k for *_, best in found for k in best if k]
         n_all = sum(n for _, _, n, _, _ in found)
         oracle_us = sum(best_us for *_, best_us, _ in found)
+        took = sum(us * n for _, us, n, _, _ in found)
         out.append(
             {
                 "label": setting.label,
                 "drafters": names,
-                "share": oracle_us / sum(us * n for _, us, n, _, _ in found),
-                "by_prompt": {name: best_us / (us * n) for name, us, n, best_us, _ in found},
-                "oracle_tg": n_all / oracle_us * 1e6,
+                "share": oracle_us / took if took else 1.0,
+                "by_prompt": {name: best_us / (us * n) for name, us, n, best_us, _ in found if n},
+                "oracle_tg": n_all / oracle_us * 1e6 if n_all else 0.0,
                 "length": statistics.fmean(lengths) if lengths else 0.0,
             }
         )
@@ -71,13 +72,13 @@ def measure(bench: Bench, runs: Sequence[Mapping[str, Any]], progress: Progress 
 
 def _us_a_token(run: Mapping[str, Any]) -> float:
     us = float(run["wall_us"] - run["prefill_us"] - run["logprob_us"])
-    return max(1.0, us) / max(1, int(run["n_output"]))
+    return max(1.0, us) / max(1, int(run["n_output"]) - int(run["n_first"]))
 
 
 def _hindsight(
     bench: Bench, llm: LLM, setting: Setting, prediction: str | None, tokens: list[int], costs: Mapping[int, float]
 ) -> tuple[int, float, list[int]]:
-    """Tokens of the plain text, the least time for it, and the lengths of the best drafts."""
+    """Tokens of plain decoding after the prompt's passes, the least time for them, the lengths of the best drafts."""
     engine = llm._running().engine
     control, engine.control = engine.control, None
     threads, engine.threads = engine.threads, None
@@ -91,8 +92,11 @@ def _hindsight(
                 engine.control = recorder = Recorder(which, n_max)
                 with_prediction = prediction if drafter.name == "prediction" else None
                 result = llm.generate(tokens, bench.sampling, prediction=with_prediction)
-                places = recorder.positions[: len(result.tokens)]
-                n = len(result.tokens)
+                text = result.tokens[result.stats.n_first :]
+                places = recorder.positions[: len(text)]
+                n = len(text)
+                if not n:
+                    return 0, 0.0, []
                 took = result.stats.times
                 row_us = min(row_us, statistics.median(p.pass_us for p in places))
                 other_us = min(other_us, (took.process_us + took.verify_us + took.rollback_us) / n)
@@ -100,7 +104,7 @@ def _hindsight(
                     times[size] = statistics.median(p.draft_us for p in places if len(p.draft) == size)
                 if not n_max:
                     offered = [len(p.draft) for p in places]
-                    right = [n_right(p.draft, result.tokens, i) for i, p in enumerate(places)]
+                    right = [n_right(p.draft, text, i) for i, p in enumerate(places)]
             drafts.append(Drafts(offered, right, _by_size(times)))
     finally:
         engine.control, engine.threads = control, threads

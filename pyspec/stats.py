@@ -111,8 +111,9 @@ class SpecStats:
     """What happened, for one sequence or summed over an engine.
 
     Attributes:
-        n_prompt: prompt tokens evaluated. n_output: tokens generated.
-        n_pass: target passes that generated tokens (of a sequence, or of the engine's batches).
+        n_prompt: prompt tokens evaluated. n_output: tokens generated. n_first: those of them that came with a prompt.
+        n_pass: target passes that generated tokens (of a sequence, or of the engine's batches), without those that read
+            prompts.
         n_draft: tokens proposed. n_accepted: proposed tokens that became output.
         synthetic: drafts were accepted by lot (``synth_len``, ``synth_rates``): the output is not valid.
         control: what ``speculation="auto"`` chose and why, for an engine; None with other settings, and for a sequence.
@@ -121,6 +122,7 @@ class SpecStats:
 
     n_prompt: int = 0
     n_output: int = 0
+    n_first: int = 0
     n_pass: int = 0
     n_draft: int = 0
     n_accepted: int = 0
@@ -148,8 +150,8 @@ class SpecStats:
 
     @property
     def mean_accepted_length(self) -> float | None:
-        """Output tokens per target pass, bonus tokens included; None before the first pass."""
-        return self.n_output / self.n_pass if self.n_pass else None
+        """Output tokens per target pass, bonus tokens included, those that came with a prompt not; None: no pass."""
+        return (self.n_output - self.n_first) / self.n_pass if self.n_pass else None
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
@@ -157,8 +159,8 @@ class SpecStats:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second, without the prompt's time."""
-        return self.n_output / self.times.step_us * 1e6 if self.times.step_us else None
+        """Generated tokens per second, without the prompt's time and the token that came with it."""
+        return (self.n_output - self.n_first) / self.times.step_us * 1e6 if self.times.step_us else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-ready values."""

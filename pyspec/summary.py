@@ -16,7 +16,8 @@ class Run:
     """One generation. Times in microseconds; ``logprob_us`` is in none of the others but ``wall_us``.
 
     Attributes:
-        n_prompt: tokens of the prompt. n_prefill: how many of them were evaluated before the first pass that generates.
+        n_prompt: tokens of the prompt. n_prefill: how many of them were read in passes of their own, which gave
+            the first ``n_first`` tokens of the output; 0 or 1.
         logprob: sum over the output of the natural logarithm of each token's probability under the target.
         first_difference: index of the first output token that is not plain decoding's; None: there is none.
         drafters: for each drafter in use its drafts, the tokens in them, and those that were accepted.
@@ -28,6 +29,7 @@ class Run:
     n_prompt: int
     n_prefill: int
     n_output: int
+    n_first: int
     n_pass: int
     n_draft: int
     n_accepted: int
@@ -54,7 +56,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.n_output / self.generate_us * 1e6
+        return (self.n_output - self.n_first) / self.generate_us * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__ if name != "tokens"}
@@ -68,6 +70,7 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     the run of ``base`` that had the same prompt and repeat; ``base`` itself is compared with the median of its repeats.
     """
     n_output = sum(r.n_output for r in runs)
+    n_later = n_output - sum(r.n_first for r in runs)
     n_draft, n_accepted = sum(r.n_draft for r in runs), sum(r.n_accepted for r in runs)
     n_prefill, prefill_us = sum(r.n_prefill for r in runs), sum(r.prefill_us for r in runs)
     generate_us = sum(r.generate_us for r in runs)
@@ -86,7 +89,7 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         "PN": sum(r.n_prompt for r in runs),
         "generated": n_output,
         "PP": n_prefill / prefill_us * 1e6 if prefill_us else None,
-        "TG": n_output / generate_us * 1e6,
+        "TG": n_later / generate_us * 1e6,
         "DN": n_draft,
         "DA": n_accepted,
         "LOGPROB": logprob,
@@ -95,7 +98,7 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         "acceptance_per_pos": [a / d for a, d in zip(accepted, drafted, strict=True)],
         "drafted_per_pos": drafted,
         "drafters": {n: {"drafts": c[0], "DN": c[1], "DA": c[2]} for n, c in drafters.items()},
-        "mean_accepted_length": n_output / n_pass if n_pass else None,
+        "mean_accepted_length": n_later / n_pass if n_pass else None,
         "n_pass": n_pass,
         "time_us": {"prefill": prefill_us, **times},
         "time_share": {name: us / generate_us for name, us in times.items()},
@@ -126,8 +129,8 @@ def _speedup(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     by_prompt: dict[str, list[float]] = {}
     for prompt, ratio in pairs:
         by_prompt.setdefault(prompt, []).append(ratio)
-    total = sum(r.n_output for r in runs) / sum(r.generate_us for r in runs)
-    total_base = sum(r.n_output for r in base) / sum(r.generate_us for r in base)
+    total = sum(r.n_output - r.n_first for r in runs) / sum(r.generate_us for r in runs)
+    total_base = sum(r.n_output - r.n_first for r in base) / sum(r.generate_us for r in base)
     return {
         "total": total / total_base,
         "median": statistics.median(ratios),

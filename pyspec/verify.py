@@ -129,7 +129,9 @@ class _Watch:
             return
         # in exact mode passes have rows beyond the draft
         n_rows = len(logits)
-        self.sizes[n_rows] += 1
+        # not the pass that read the prompt and gave the first token, which is the same on both sides
+        if self._n or n_rows > 1:
+            self.sizes[n_rows] += 1
         for i, token in enumerate(emitted):
             at = self._n + i
             deviates = self._expected is not None and at < len(self._expected) and token != self._expected[at]
@@ -304,7 +306,9 @@ class Verify:
             noise = max(self._order_noise(side.params, text, n) for side in (left, right))
         else:
             # the size that decided, the largest, and the most frequent ones
-            sizes = dict.fromkeys([watch.n_rows, max(watch.sizes), *(s for s, _ in watch.sizes.most_common())])
+            sizes = dict.fromkeys(
+                [watch.n_rows, max(watch.sizes, default=1), *(s for s, _ in watch.sizes.most_common())]
+            )
             noise = max(
                 measure_noise(self.model, (left.params, again.n_rows), (right.params, size), text, n)
                 for size in list(sizes)[:N_SIZES]

@@ -44,7 +44,7 @@ class Recorder:
         clock: nanoseconds.
 
     Attributes:
-        positions: one entry for each output token since the last ``begin``.
+        positions: one entry for each output token since the last ``begin``, without the one that comes with a prompt.
     """
 
     def __init__(self, which: int = 0, n_max: int = 0, clock: Callable[[], int] = perf_counter_ns) -> None:

@@ -61,7 +61,8 @@ class Drafter(ABC):
     The engine calls the ``run_*`` methods, which time and count; subclasses implement the verbs.
 
     Order of calls for a sequence: ``begin`` (before its prompt is evaluated), ``process`` after every evaluation of the
-    target that holds rows of it, ``draft`` when it may speculate, ``accept`` after each verification, ``end``.
+    target that holds rows of it, ``draft`` when it may speculate, ``accept`` after each verification, ``end``. Of a
+    prompt only the very last row wants an output, which gives the first token; all rows of a verification want one.
 
     Args:
         target: the target's evaluator; hidden rows are borrowed from it in ``process``. Not owned.

@@ -204,7 +204,7 @@ class CarryDrafter(Drafter):
                 if self._states[seq].rests:
                     continue
                 p0 = int(batch.pos[b])
-                verification = bool(batch.output[e - 1])
+                verification = bool(batch.output[b])
                 if verification and self._can_wait(seq, p0, e - b):
                     continue
                 self._write(seq, batch, hidden, b, e, p0 if verification else p0 + e - b - 1)
@@ -356,7 +356,7 @@ class CarryDrafter(Drafter):
         if not state.alive:
             return
         n_old = 0
-        if not batch.output[e - 1]:
+        if not batch.output[b]:
             b = e - 1
         elif self._can_wait(seq, int(batch.pos[b]), e - b):
             # behind the rows that wait

@@ -105,7 +105,7 @@ class DraftSimple(Drafter):
     def process(self, batch: Batch) -> None:
         """See :meth:`Drafter.process`. Rows of a verification wait until a draft is wanted."""
         for seq, (b, e) in batch.rows().items():
-            if not batch.output[e - 1] and batch.use_tokens and self._follows(seq, batch, b, e):
+            if not batch.output[b] and batch.use_tokens and self._follows(seq, batch, b, e):
                 try:
                     self._read(seq, batch, b, e)
                 except BaseException:

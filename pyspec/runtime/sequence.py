@@ -42,6 +42,7 @@ class Sequence:
         id: slot in the caches, -1 while waiting. turn: its number among those that got one.
         tokens: prompt and output. n_prompt: how many are prompt.
         n_past: positions in the target's cache; ``tokens[n_past:]`` is not evaluated yet.
+        prompt_pending: not all of the prompt has been read yet (after an error: of the prompt and the output so far).
         drafted: one flag per output token.
         finish_reason: None while it runs. error: what ended it, if it did not finish by itself.
         pieces: what has been produced and not been fetched.
@@ -60,6 +61,7 @@ class Sequence:
         "n_prompt",
         "params",
         "pieces",
+        "prompt_pending",
         "sampler",
         "seed",
         "stats",
@@ -77,6 +79,7 @@ class Sequence:
         self.tokens = list(prompt)
         self.n_prompt = len(prompt)
         self.n_past = 0
+        self.prompt_pending = True
         self.drafted: list[bool] = []
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.sampler: Any = None
@@ -100,11 +103,6 @@ class Sequence:
     def output(self) -> list[int]:
         """Generated token ids (a copy)."""
         return self.tokens[self.n_prompt :]
-
-    @property
-    def prompt_pending(self) -> bool:
-        """Tokens other than the last are still to be evaluated."""
-        return self.n_past < len(self.tokens) - 1
 
     def drafter_stats(self, name: str) -> DrafterStats:
         """This sequence's counters for one drafter."""

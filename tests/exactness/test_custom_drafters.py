@@ -146,7 +146,7 @@ def test_a_failure_is_counted_and_logged(
 
 def test_a_slow_drafter_shows_in_the_times(tiny: Any, make_llm: Any) -> None:
     llm = make_llm(tiny("target-llama"), speculation=make(each(lambda r: time.sleep(0.005))))
-    stats = llm.generate(TEXT, max_tokens=5, ignore_eos=True).stats
+    stats = llm.generate(TEXT, max_tokens=6, ignore_eos=True).stats
     assert stats.times.draft_us >= 4 * 5000
 
 

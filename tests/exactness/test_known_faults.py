@@ -407,7 +407,8 @@ def test_b11_as_many_tokens_as_asked_for(k: int, draft: str, tiny: Any, make_llm
         assert result.usage.prompt_tokens == len(result.prompt_tokens) == len(llm.tokenize(PROMPTS[0]))
         assert result.finish_reason == "length"
         assert 0 <= stats.n_accepted <= stats.n_draft
-        assert stats.acceptance_rate is None if n == 1 else stats.acceptance_rate == (0.0 if "zero" in draft else 1.0)
+        # the first token comes with the prompt, the last one needs no draft
+        assert stats.acceptance_rate == (None if n <= 2 else 0.0 if "zero" in draft else 1.0)
         drafter = stats.drafters[0] if stats.drafters else None
         assert (drafter.n_gen_tokens if drafter else 0) == stats.n_draft
     empty = llm.generate(PROMPTS[0], max_tokens=0)

@@ -162,6 +162,7 @@ def run(setting: str, prompt: str, seconds: float, repeat: int = 0, **changes: A
         "n_prompt": 21,
         "n_prefill": 20,
         "n_output": 10,
+        "n_first": 0,
         "n_pass": 5,
         "n_draft": 15,
         "n_accepted": 6,
@@ -202,6 +203,18 @@ def test_summary() -> None:
     assert speedup["by_prompt"] == pytest.approx({"a": 2.0, "b": 1.0})
     assert (speedup["total"], speedup["median"]) == pytest.approx((3.0 / 2.5, 1.5))
     assert (speedup["min"], speedup["p25"], speedup["p75"], speedup["max"]) == pytest.approx((1.0, 1.25, 1.75, 2.0))
+
+
+def test_what_came_with_the_prompt_is_not_counted_as_generated_since() -> None:
+    """In the times it is not, so it must not be in what is divided by them."""
+    runs = [run("x", "a", 0.5, n_first=1), run("x", "b", 2.0, n_first=1)]
+    found = summarise(runs, [run(PLAIN, "a", 1.0, n_first=1), run(PLAIN, "b", 2.0)])
+    assert (found["generated"], found["n_pass"]) == (20, 10)
+    assert found["TG"] == pytest.approx(18 / 2.5)
+    assert found["mean_accepted_length"] == pytest.approx(1.8)
+    assert found["speedup"]["by_prompt"] == pytest.approx({"a": 2.0, "b": 0.9})
+    assert found["speedup"]["total"] == pytest.approx(18 / 2.5 * 3.0 / 19)
+    assert found["PERPLEXITY"] == pytest.approx(2.0), "of all tokens"
 
 
 def test_counts_by_drafter() -> None:

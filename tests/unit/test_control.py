@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from statistics import fmean
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
@@ -128,10 +129,11 @@ class Run:
         n_seq: int = 1,
         noise: float = 0.03,
         auto: bool = True,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         self.clock = clock = Clock()
-        rng = random.Random(0)
+        rng = random.Random(seed)
 
         def spend(target: FakeEvaluator, batch: Batch) -> None:
             factor = rng.uniform(1 - noise, 1 + noise) * (rng.uniform(1.5, 6) if noise and rng.random() < 0.02 else 1)
@@ -291,8 +293,8 @@ def test_of_two_drafters_the_better_one_is_used() -> None:
 
 def test_sequences_share_a_pass() -> None:
     """Three sequences, rows that cost: what is verified is what is most likely, and it beats plain decoding."""
-    run = Run(cpu, model(0.8, 500), n_seq=3)
-    assert run.generate(500) >= 1.1 * plain(cpu, 500, 3)
+    speeds = [Run(cpu, model(0.8, 500), n_seq=3, seed=s).generate(500) for s in range(8)]
+    assert fmean(speeds) >= 1.1 * plain(cpu, 500, 3)
     useless = Run(cpu, model(0.0, 2000, honest=False), n_seq=3)
     assert useless.generate(500) >= 0.96 * plain(cpu, 500, 3)
 

@@ -220,7 +220,7 @@ def test_where_rows_without_outputs_are_cheap_the_others_are_alone(n_seq: int) -
     run([drafter], target, [[20 + i, *PROMPT] for i in range(n_seq)], n=9)
     assert not head.violations
     # the prompts, whose last pair waits; then drafts of three, verified with one token more
-    assert shapes[:n_seq] == [[[0] * 4]] * n_seq
+    assert shapes[:n_seq] == [[[0] * 5]] * n_seq
     assert shapes[n_seq : n_seq + 4] == [*[[[1]] * n_seq] * 3, [[0] * 3] * n_seq]
 
 

@@ -12,7 +12,7 @@ from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.drafters.draft_simple import DraftSimple
 from pyspec.engine import Engine
 from pyspec.errors import ConfigError, DecodeFailed
-from pyspec.runtime.batch import ALL, NONE, Batch
+from pyspec.runtime.batch import ALL, LAST, NONE, Batch
 from pyspec.types import DraftRequest, RollbackKind
 
 RULE = Rule()
@@ -116,10 +116,10 @@ def test_long_prompts_are_evaluated_in_batches_shared_by_sequences() -> None:
     assert len(rows) == 5
 
 
-def read(d: DraftSimple, tokens: list[int], pos: int, seq: int = 0) -> None:
+def read(d: DraftSimple, tokens: list[int], pos: int, output: int = NONE) -> None:
     """The target has evaluated a chunk of a prompt."""
     batch = Batch(64)
-    batch.extend(tokens, pos, seq, NONE)
+    batch.extend(tokens, pos, 0, output)
     d.run_process(batch)
 
 
@@ -129,10 +129,10 @@ def test_a_prompt_is_read_with_the_target_chunk_by_chunk() -> None:
     d.run_begin(0, text)
     read(d, text[:10], 0)
     assert evaluator.passes == [{0: (0, text[:8], 0)}, {0: (8, text[8:10], 0)}]
-    read(d, text[10:24], 10)
+    read(d, text[10:24], 10, LAST)
     evaluator.passes.clear()
     assert propose(d, text) == [RULE.generate(text, 2)]
-    assert evaluator.passes[0] == {0: (24, text[24:], 1)}, "the last token alone"
+    assert evaluator.passes[0] == {0: (24, text[24:], 1)}, "the token that came with the prompt, alone"
     assert not evaluator.violations
 
 

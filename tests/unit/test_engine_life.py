@@ -115,9 +115,29 @@ def test_prompts_are_read_in_micro_batches() -> None:
     target, _, engine = make(n_batch=64, n_ubatch=16)
     engine.submit(prompt(1, 50), SamplingParams(max_tokens=1))
     run_all(engine)
-    assert [len(rows[0][1]) for rows in target.passes] == [16, 16, 16, 1, 1]
+    assert [len(rows[0][1]) for rows in target.passes] == [16, 16, 16, 2]
     # only the last row of a prompt is looked at
-    assert [rows[0][2] for rows in target.passes] == [0, 0, 0, 0, 1]
+    assert [rows[0][2] for rows in target.passes] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("n", [1, 2, 16, 17, 50])
+def test_the_first_token_comes_with_the_prompt(n: int) -> None:
+    """And is shown before anything else is evaluated. So the second is the first that a draft may give."""
+    target, drafter, engine = make(n_seq=2, n_batch=64, n_ubatch=16)
+    seq = engine.submit(prompt(1, n), SamplingParams(max_tokens=9))
+    while not seq.pieces:
+        assert engine.step()
+    assert seq.output == list(seq.pieces[0].tokens) == target.rule.generate(prompt(1, n), 1)
+    assert target.n_decode == -(-n // 16)
+    assert (seq.stats.n_prompt, seq.stats.n_output, seq.stats.n_first, seq.stats.n_pass) == (n, 1, 1, 0)
+    assert seq.stats.mean_accepted_length is None
+    assert seq.stats.tokens_per_s is None
+    # who runs goes on while another one is read
+    other = engine.submit(prompt(2, 40), SamplingParams(max_tokens=1))
+    run_all(engine)
+    assert other.stats.n_pass == 0
+    assert drafter.stats.n_gen_drafts > 0
+    check(engine, [seq, other], [9, 1])
 
 
 def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
@@ -128,14 +148,14 @@ def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
 def test_short_prompts_that_came_together_generate_together() -> None:
     """All are read in the first step, each in passes of its own."""
     target, _, engine = make(n_seq=4, quality="empty", n_batch=256, n_ubatch=128, n_ctx_seq=512)
-    lengths = [6, 9, 31, 2]
+    lengths = [5, 8, 30, 2]
     sequences = [engine.submit(prompt(i, n), SamplingParams(max_tokens=4)) for i, n in enumerate(lengths)]
     run_all(engine)
     check(engine, sequences, 4)
-    # 5 + 32 + 8 + 32 rows, and 30 more would be 107 of 128; with 32 for that pass there is no room for a single row
-    assert shapes(target)[:6] == [{0: 5}, {1: 8}, {2: 30}, {0: 1, 1: 1, 2: 1}, {3: 1}, {0: 1, 1: 1, 2: 1, 3: 1}]
-    assert [s.stats.n_prompt for s in sequences] == [n - 1 for n in lengths]
-    assert engine.stats.n_prompt == sum(lengths) - len(lengths)
+    # 5 + 32 + 8 + 32 rows, and 30 more would be 107 of 128; with 32 for that pass there is no room for two more
+    assert shapes(target)[:6] == [{0: 5}, {1: 8}, {2: 30}, {3: 2}, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1, 3: 1}]
+    assert [s.stats.n_prompt for s in sequences] == lengths
+    assert engine.stats.n_prompt == sum(lengths)
     assert not target.violations
 
 
@@ -148,7 +168,7 @@ def test_a_long_prompt_has_the_step_for_itself() -> None:
     run_all(engine)
     check(engine, [short, first, later], 2)
     reading = [rows for rows in shapes(target) if sum(rows.values()) > 2]
-    assert reading == [{1: 8}] * 4 + [{1: 7}] + [{0: 8}] * 4 + [{0: 7}]
+    assert reading == [{0: 3}] + [{1: 8}] * 5 + [{0: 8}] * 5
 
 
 # ---- cancel, release, close --------------------------------------------------------------
@@ -440,7 +460,7 @@ def test_no_checkpoints_where_rows_can_be_removed(memory: str) -> None:
     # and no row is evaluated twice: prompt, and per pass 1 + draft
     n_rows = sum(len(t) for rows in target.passes for _, t, _ in rows.values())
     n_verified = sum(s.stats.n_pass + s.stats.n_draft for s in sequences)
-    assert n_rows == 2 * 19 + n_verified
+    assert n_rows == 2 * 20 + n_verified
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

@@ -56,20 +56,22 @@ def test_observer_sees_every_verification() -> None:
     sequence = engine.submit(prompt(1, 5), SamplingParams(max_tokens=50))
     run_all(engine)
     assert [t for _, emitted in seen for t in emitted][:50] == sequence.output
-    assert len(seen) == sequence.stats.n_pass
+    # the first token is no draft's: it comes with the prompt
+    assert seen[0] == (0, sequence.output[:1])
+    assert len(seen) == sequence.stats.n_pass + 1
     assert sum(n for n, _ in seen) == sequence.stats.n_draft
 
 
 def test_output_after_the_end_is_emitted_and_not_committed() -> None:
     rule, start = Rule(), prompt(2, 5)
-    rule.script(start, [EOS, *prompt(3, 4)])
+    rule.script(start, [*prompt(4, 1), EOS, *prompt(3, 4)])
     target = FakeEvaluator(rule)
     engine = Engine(target, [FakeDrafter(target, "perfect")], eog_tokens={EOS})
     engine.observer = logprobs = Logprobs()
     sequence = engine.submit(start, SamplingParams(max_tokens=50))
     run_all(engine)
-    assert sequence.output == [EOS]
-    assert len(logprobs.values[sequence]) > 1
+    assert sequence.output == [*prompt(4, 1), EOS]
+    assert len(logprobs.values[sequence]) > 2
     assert logprobs.values[sequence][0] == pytest.approx(0.0, abs=1e-3), "the script's tokens have a logit of 20"
 
 
