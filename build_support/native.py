@@ -22,7 +22,7 @@ from build_support import cuda, preflight
 from build_support.config import ROOT, BuildConfig, BuildError, package_version
 
 # What decides how the libraries come out, besides the sources and the options.
-_BUILD_FILES = ("CMakeLists.txt", "huge_pages.c", "vulkan_bindings.c", "stamp.c.in", "native.py")
+_BUILD_FILES = ("CMakeLists.txt", "flash_rows.c", "huge_pages.c", "vulkan_bindings.c", "stamp.c.in", "native.py")
 
 
 def say(line: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,20 @@ import numpy as np
 from pyspec.backends import ContextHandle, ModelHandle
 from pyspec.config import ContextParams, ModelParams
 
-#: One thread, small sizes, no flash attention (its one-row and n-row results differ).
+
+def cpu_flags() -> set[str]:
+    """What Linux calls this CPU's features; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    return set(next((x for x in text.splitlines() if x.startswith("flags")), "").split())
+
+
+#: Flash attention is pyspec's own (``build_support/flash_rows.c``), not ggml's.
+OWN_ATTENTION = platform.machine() == "x86_64" and {"avx2", "fma", "f16c"} <= cpu_flags()
+
+#: One thread, small sizes, no flash attention (ggml's one-row and n-row results differ).
 SIZES: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "flash_attn": False}
 
 
