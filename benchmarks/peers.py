@@ -10,8 +10,9 @@ Rules:
 1. Same work: same model files, token ids of the prompts, drafter with the same options and draft file, threads, context
    length, number of generated tokens. Greedy on all sides; the end of the text is ignored, and only prompts are used
    whose answer does not end before that many tokens, so that ignoring it changes nothing.
-2. A peer gets what makes it fastest: the CPU library with OpenMP or with ggml's own threads, whichever is faster in
-   trial runs of that very case (a program that attaches no thread pool starts threads for every pass without OpenMP);
+2. A peer gets what makes it fastest: the CPU library with OpenMP or with ggml's own threads, and flash attention or
+   none, whichever is faster in trial runs of that very case (a program that attaches no thread pool starts threads for
+   every pass without OpenMP; ggml's flash attention is slow for a few rows); the Python peers have their own defaults;
    the shortest sampler chain there is for greedy sampling; drafts sampled on the CPU on both sides, which was measured
    to be faster for both. Its own clock is believed. Memory is as each program comes: pyspec's weights lie in huge pages
    where the system gives them to whoever asks (docs/performance.md), the peers map the file; ``--mapped`` lets pyspec
@@ -181,6 +182,7 @@ class Meter:
         self.target, self.drafts, self.n, self.n_threads = target, drafts, n, n_threads
         self.tools = tools
         self.variant = next(iter(tools.cpu))
+        self.flash_attn: bool | None = None
         self.trials: dict[str, float] = {}
 
     def job(self, case: Case, prompts: Sequence[Prompt]) -> Job:
@@ -207,26 +209,42 @@ class Meter:
         if case.n_seq > 1:
             # every prompt is first of a group once
             groups = [[prompts[(i + j) % len(prompts)] for j in range(case.n_seq)] for i in range(len(prompts))]
-        self._choose(case, groups[0])
+        self._choose(case, groups)
         if case.peer == "llama-server":
             return self._staying(case, groups, repeats)
         return self._processes(case, groups, repeats)
 
-    def _choose(self, case: Case, group: list[Prompt]) -> None:
-        """Take the CPU library with which the peer is faster in this case; the best of two trials each, in turns."""
+    def _choose(self, case: Case, groups: list[list[Prompt]]) -> None:
+        """Take what makes the peer fastest in this case: the CPU library in two trials each, then attention.
+
+        Attention in a trial with every prompt, because what is faster depends on their length.
+        """
         self.trials = {}
+        self.flash_attn = None
         if case.peer == "xllamacpp":
             return
-        job = self.job(case, group)
+
+        def speed(group: list[Prompt]) -> float:
+            result = self._peer(case, self.job(case, group))
+            return result.speed or result.speed_whole or 0.0
+
         for turn in range(2):
             for variant in sorted(self.tools.cpu, reverse=bool(turn)):
                 self.variant = variant
-                result = self._peer(case, job)
-                self.trials[variant] = max(self.trials.get(variant, 0.0), result.speed or result.speed_whole or 0.0)
+                self.trials[variant] = max(self.trials.get(variant, 0.0), speed(groups[0]))
         self.variant = max(self.trials, key=self.trials.__getitem__)
+        if case.peer.startswith("llama-") and case.peer != "llama-cpp-python":
+            found = {}
+            for flash_attn in (True, False):
+                self.flash_attn = flash_attn
+                found[flash_attn] = self.trials[f"flash attention {'on' if flash_attn else 'off'}"] = (
+                    statistics.harmonic_mean([speed(group) for group in groups])
+                )
+            self.flash_attn = found[True] >= found[False]
 
     def _peer(self, case: Case, job: Job) -> Result:
         """One run of the peer in a process of its own."""
+        job = replace(job, flash_attn=self.flash_attn)
         if case.peer == "llama-bench":
             return run_llama_bench(self.tools, self.variant, job)
         if case.peer == "llama-speculative-simple":
@@ -243,7 +261,8 @@ class Meter:
     def _staying(self, case: Case, groups: list[list[Prompt]], repeats: int) -> list[dict[str, Any]]:
         job = self.job(case, groups[0])
         pairs = []
-        with pyspec_worker(job) as ours, Server(self.tools, self.variant, job) as peer:
+        own = replace(job, flash_attn=self.flash_attn)
+        with pyspec_worker(job) as ours, Server(self.tools, self.variant, own) as peer:
             warm_up(peer, job)
             for group, turn in _turns(groups, repeats):
                 job = self.job(case, group)
@@ -386,9 +405,10 @@ def check_bars(results: Sequence[dict[str, Any]]) -> list[str]:
 def table(results: Sequence[dict[str, Any]]) -> str:
     """All results as a Markdown table."""
     lines = [
-        "| peer | case | ratio | quartiles | worst prompt | whole | pyspec tok/s | peer tok/s | accepted | same text |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| peer | case | ratio | quartiles | worst prompt | whole | pyspec t/s | peer t/s | accepted | same | -fa |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    flash = {True: "on", False: "off", None: ""}
     for r in results:
         s = r["summary"]
         whole = "" if s["whole"] is None else f"{s['whole']:.2f}"
@@ -400,7 +420,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"| {r['peer']} | {r['case']} | {s['ratio']:.3f} | {s['p25']:.2f} to {s['p75']:.2f} | "
             f"{s['worst_prompt']:.2f} | {whole} | {s['pyspec_tokens_per_s']:.1f} | {s['peer_tokens_per_s']:.1f} | "
-            f"{share} | {s['n_same']} of {s['n_compared']} |"
+            f"{share} | {s['n_same']} of {s['n_compared']} | {flash[r.get('flash_attn')]} |"
         )
     return "\n".join(lines)
 
@@ -526,6 +546,7 @@ def measure(options: argparse.Namespace, cases: list[Case]) -> int:
                 "peer": case.peer, "case": case.name, "drafter": case.drafter, "options": case.options,
                 "n_seq": case.n_seq, "load_average": load,
                 "cpu_library": meter.variant if meter.trials else "its own", "trials_tokens_per_s": meter.trials,
+                "flash_attn": meter.flash_attn,
                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "summary": summarise(pairs), "pairs": pairs,
             }  # fmt: skip

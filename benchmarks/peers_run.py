@@ -38,6 +38,7 @@ class Job:
         options: of the drafter, in pyspec's names.
         prompts: token ids; text: of the first one. n: tokens to generate for each.
         n_ctx: tokens of a sequence. n_seq: sequences at a time.
+        flash_attn: whether a program of llama.cpp uses flash attention; None: as it likes. pyspec does as it likes.
     """
 
     target: Path
@@ -50,6 +51,7 @@ class Job:
     n_threads: int
     n_ctx: int
     n_seq: int = 1
+    flash_attn: bool | None = None
 
 
 @dataclass
@@ -103,6 +105,8 @@ def common_arguments(job: Job) -> list[str]:
     out = ["-m", str(job.target), "-t", t, "-tb", t, "--seed", "1", "--fit", "off"]
     # greedy by the shortest way there is: the best of the row, no other sampler
     out += ["--temp", "0", "--samplers", "top_k", "--top-k", "1"]
+    if job.flash_attn is not None:
+        out += ["-fa", "on" if job.flash_attn else "off"]
     if job.drafter:
         out += ["--spec-type", job.drafter, "-td", t, "-tbd", t]
         if job.draft is not None:
@@ -155,6 +159,8 @@ def run_llama_bench(tools: Tools, variant: str, job: Job, n_prompt: int = 0) -> 
     """One run of ``llama-bench``: ``job.n`` passes of one row from an empty cache (or a prompt), after its warm-up."""
     command = [str(tools.folder / "llama-bench"), "-m", str(job.target), "-t", str(job.n_threads)]
     command += ["-p", str(n_prompt), "-n", "0" if n_prompt else str(job.n), "-r", "1", "-o", "json"]
+    if job.flash_attn is not None:
+        command += ["-fa", "1" if job.flash_attn else "0"]
     done = _finish(command, tools.env(variant))
     rows = json.loads(done.stdout)
     return Result(float(rows[0]["avg_ts"]), float(rows[0]["avg_ts"]))

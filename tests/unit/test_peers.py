@@ -67,6 +67,7 @@ def test_the_table_has_every_result(peers: Any) -> None:
     rows = [result(peers, "llama-bench", "plain", 1.01), result(peers, "xllamacpp", "draft-eagle3", 1.2)]
     text = peers.table(rows)
     assert "| llama-bench | plain | 1.010 |" in text
+    assert peers.table([rows[0] | {"flash_attn": False}]).endswith("| off |")
     assert "| xllamacpp | draft-eagle3 | 1.200 |" in text
     assert text.count("\n") == 3
 
