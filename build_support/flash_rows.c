@@ -292,16 +292,22 @@ void __wrap_ggml_compute_forward_flash_attn_ext(const struct ggml_compute_params
     const struct ggml_tensor *mask = dst->src[3], *sinks = dst->src[4];
     float scale;
     memcpy(&scale, dst->op_params, sizeof(scale));
-    /* query heads that share keys and values; those in pairs share the mask, too */
-    const int n_pair = mask != NULL && mask->ne[2] > 1 ? 1 : N_PAIR;
-    const int64_t n_shared = q->ne[2] / k->ne[2], n_parts = (n_shared + n_pair - 1) / n_pair;
-    const int64_t n_units = q->ne[1] * n_parts, n_groups = k->ne[2] * q->ne[3];
+    /* query heads that share keys and values, in pairs where these share the mask and threads have enough to do */
+    const int64_t n_shared = q->ne[2] / k->ne[2], n_groups = k->ne[2] * q->ne[3];
+    const bool alone = (mask != NULL && mask->ne[2] > 1) || q->ne[1] * n_groups * n_shared < 2 * params->nth;
+    const int n_pair = alone ? 1 : N_PAIR;
+    const int64_t n_parts = (n_shared + n_pair - 1) / n_pair, n_units = q->ne[1] * n_parts;
     /* as many units together as can be while all threads have work */
     int64_t n_together = n_units * n_groups / (4 * params->nth);
     n_together = n_together < 1 ? 1 : n_together > N_UNITS ? N_UNITS : n_together;
     const int64_t n_works = (n_units + n_together - 1) / n_together;
     struct unit units[N_UNITS];
-    for (int64_t work = params->ith; work < n_works * n_groups; work += params->nth) {
+    for (int64_t round = 0; round * params->nth < n_works * n_groups; round++) {
+        /* to and fro, because works that follow each other may be a pair and a single head in turns */
+        const int64_t work = round * params->nth + (round % 2 ? params->nth - 1 - params->ith : params->ith);
+        if (work >= n_works * n_groups) {
+            continue;
+        }
         const int64_t group = work / n_works % k->ne[2], seq = work / n_works / k->ne[2];
         const int64_t first = work % n_works * n_together;
         const int n = (int) (n_units - first < n_together ? n_units - first : n_together);
