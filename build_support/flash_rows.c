@@ -5,9 +5,9 @@
  * are weighed together: the scores of a block, its softmax, its values, all in single precision, for pairs of the query
  * heads that share a key head.
  *
- * A row's result depends on its query and the cells that it sees alone: only these are put into blocks, in their order,
- * and sums have the same order, whatever the number of rows and of threads and whatever else the cache holds. So rows
- * agree bit by bit between passes of any size, alone and beside other sequences.
+ * A row's result depends on its query and the cells that it sees alone: only these are put into blocks, in the order in
+ * which they lie, and sums have the same order, whatever the number of rows and of threads and whatever lies between. So
+ * rows agree bit by bit between passes of any size, and beside other sequences while cells keep their order.
  *
  * The linker sends ggml-cpu's calls here (--wrap), so the vendored sources stay untouched. What is not covered goes on
  * to ggml: caches of other types than F16, bias by position, soft caps, CPUs without AVX2, FMA and F16C.

@@ -190,19 +190,22 @@ class _TimedLogprobs:
 
     def __init__(self) -> None:
         self._logprobs = Logprobs()
-        self.ns = 0
+        self._ns: list[int] = []
 
     def __call__(self, *args: Any) -> None:
         t = perf_counter_ns()
         self._logprobs(*args)
-        self.ns += perf_counter_ns() - t
+        self._ns.append(perf_counter_ns() - t)
 
-    def take(self, n: int) -> tuple[float, int]:
-        """Sum over the first ``n`` tokens, and microseconds; starts anew."""
+    def take(self, n: int, n_first: int) -> tuple[float, int, int]:
+        """Sum over the first ``n`` tokens; microseconds for the ``n_first`` that came with the prompt, and for others.
+
+        Starts anew.
+        """
         values = next(iter(self._logprobs.values.values()), [])[:n]
         self._logprobs.values.clear()
-        us, self.ns = self.ns // 1000, 0
-        return math.fsum(values), us
+        ns, self._ns = self._ns, []
+        return math.fsum(values), sum(ns[:n_first]) // 1000, sum(ns[n_first:]) // 1000
 
 
 def encode_prompt(model: Model, text: str, raw: bool = False) -> list[int]:
@@ -399,7 +402,7 @@ class Bench:
         engine.observer = None
         stats, times = result.stats, result.stats.times
         n_output = len(result.tokens)
-        logprob, logprob_us = logprobs.take(n_output)
+        logprob, first_us, later_us = logprobs.take(n_output, stats.n_first)
         return Run(
             setting=label,
             prompt=prompt.name,
@@ -415,13 +418,13 @@ class Bench:
             accepted_per_pos=stats.accepted_per_pos,
             finish_reason=result.finish_reason,
             wall_us=wall_us,
-            prefill_us=times.prefill_us,
+            prefill_us=max(0, times.prefill_us - first_us),
             draft_us=times.draft_us,
             decode_us=times.decode_us,
             process_us=times.process_us,
-            verify_us=max(0, times.verify_us - logprob_us),
+            verify_us=max(0, times.verify_us - later_us),
             rollback_us=times.rollback_us,
-            logprob_us=logprob_us,
+            logprob_us=first_us + later_us,
             logprob=logprob,
             drafters={name: [0, 0, 0] for name in llm.speculation}
             | {d.name: [d.n_gen_drafts, d.n_gen_tokens, d.n_acc_tokens] for d in stats.drafters},

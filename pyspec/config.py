@@ -512,7 +512,7 @@ class SpeculationParams(_Options):
         prediction_n_max: most tokens proposed a step from a request's prediction.
         grammar_n_max: most tokens proposed a step of those that a request's grammar forces.
         backend_sampling: sample the draft on the device where it can.
-        exact: every pass of the target after a prompt's evaluates one sequence with ``n_max + 1`` rows, padded where
+        exact: every pass that decides a token evaluates one sequence with ``n_max + 1`` rows, padded where
             the draft is shorter, so that the text is the same bit by bit whatever is drafted; see docs/exactness.md.
             Also with ``speculation="off"``, which is its reference.
     """

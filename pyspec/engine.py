@@ -1,8 +1,8 @@
 """The loop: draft, evaluate, verify, commit or roll back. Several sequences share each pass.
 
-The pass that reads the end of a prompt gives the first token. From then on a sequence's last token is pending: the
-target has evaluated everything before it. A step evaluates it together with a draft for what follows, so every step
-emits one token at least.
+The pass that reads the end of a prompt gives the first token (not in exact mode). From then on a sequence's last token
+is pending: the target has evaluated everything before it. A step evaluates it together with a draft for what follows,
+so every step emits one token at least.
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ class Engine:
         self._n_draft_max = min(self.chain.n_max, target.memory.n_draft_max)
         # rows of every verification in exact mode; 0: as many as there are
         self._n_rows = speculation.n_max + 1 if speculation is not None and speculation.exact else 0
+        # a prompt's last token that is left to a verification: in exact mode the first token, too, has a pass of that
+        # shape, because some graphs compute a prompt's last row in other ways when a drafter reads hidden rows
+        self._n_held = 1 if self._n_rows else 0
         if self._n_rows:
             self._check_exact()
             self.n_ctx = min(self.n_ctx, target.n_ctx_seq - self._n_rows + 1)
@@ -299,7 +302,7 @@ class Engine:
 
     def _begin(self, seq: Sequence) -> None:
         seq.n_past = 0
-        seq.prompt_pending = True
+        seq.prompt_pending = len(seq.tokens) > self._n_held
         seq.sampler.rewind(seq.n_output)
         self.target.memory.clear(seq.id)
         self.chain.begin(seq.id, seq.tokens)
@@ -314,7 +317,7 @@ class Engine:
         """
         n_rows = 0
         for seq in sorted(seqs, key=attrgetter("turn")):
-            n = min(len(seq.tokens) - seq.n_past, self._n_chunk)
+            n = min(len(seq.tokens) - self._n_held - seq.n_past, self._n_chunk)
             if n_rows and n_rows + n > self._n_chunk:
                 break
             self._prefill(seq, n)
@@ -324,6 +327,7 @@ class Engine:
         """One chunk, whose rows belong to one sequence: what is computed does not depend on who else is there."""
         t0 = self._clock()
         end = seq.n_past + n
+        seq.prompt_pending = end < len(seq.tokens) - self._n_held
         last = end == len(seq.tokens)
         self._evaluate(seq, end, LAST if last else NONE)
         if self.control is not None:
@@ -339,7 +343,6 @@ class Engine:
 
     def _first(self, seq: Sequence) -> int:
         """Commit the token that the pass just made gives: it has read the end of the prompt. Returns how many."""
-        seq.prompt_pending = False
         logits = self.target.logits()
         _, emitted, scores = self._judge(seq, logits, 0, (), ())
         n_used = self._commit(seq, 0, emitted, scores)

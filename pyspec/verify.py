@@ -30,6 +30,9 @@ __all__ = ["Difference", "Mode", "Outcome", "Verify", "make_modes", "measure_noi
 TOP = 32
 #: Positions of text on which noise is measured, at least, where there are so many.
 N_NOISE = 64
+#: Rows of a pass that stands for a prompt's.
+N_PROMPT_ROWS = 32
+
 #: Most sizes of passes for which noise is measured.
 N_SIZES = 4
 
@@ -129,7 +132,7 @@ class _Watch:
             return
         # in exact mode passes have rows beyond the draft
         n_rows = len(logits)
-        # not the pass that read the prompt and gave the first token, which is the same on both sides
+        # not the pass that read the prompt and gave the first token
         if self._n or n_rows > 1:
             self.sizes[n_rows] += 1
         for i, token in enumerate(emitted):
@@ -309,6 +312,9 @@ class Verify:
             sizes = dict.fromkeys(
                 [watch.n_rows, max(watch.sizes, default=1), *(s for s, _ in watch.sizes.most_common())]
             )
+            if not at and watch.n_rows == 1:
+                # decided by a prompt's pass, which has many rows
+                sizes = dict.fromkeys([min(len(tokens), N_PROMPT_ROWS)])
             noise = max(
                 measure_noise(self.model, (left.params, again.n_rows), (right.params, size), text, n)
                 for size in list(sizes)[:N_SIZES]

@@ -217,6 +217,17 @@ def test_what_came_with_the_prompt_is_not_counted_as_generated_since() -> None:
     assert found["PERPLEXITY"] == pytest.approx(2.0), "of all tokens"
 
 
+def test_answers_of_one_token_have_no_speed_to_compare() -> None:
+    """They came with the prompt, on both sides or on one."""
+    nothing = {"n_output": 1, "n_first": 1, "n_pass": 0}
+    base = [run(PLAIN, "a", 0.0, **nothing), run(PLAIN, "b", 1.0)]
+    found = summarise([run("x", "a", 0.0, **nothing), run("x", "b", 0.5)], base)
+    assert found["speedup"]["by_prompt"] == pytest.approx({"a": 1.0, "b": 2.0})
+    assert summarise(base[:1], base[:1])["speedup"]["total"] == 1.0
+    assert summarise(base[:1], base[:1])["TG"] == 0.0
+    assert summarise([run("x", "a", 1.0)], base[:1])["speedup"]["median"] == 1.0
+
+
 def test_counts_by_drafter() -> None:
     runs = [
         run("x", "a", 1.0, drafters={"ngram-mod": [1, 8, 8], "draft-eagle3": [4, 12, 5]}),

@@ -519,4 +519,4 @@ def test_deciding_takes_microseconds(makers: Any) -> None:
         return calls[len(calls) // 4] / 1000
 
     times = at_pace(us, 5)
-    assert times[0] < 60, times
+    assert times[len(times) // 2] < 60, times

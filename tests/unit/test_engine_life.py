@@ -12,7 +12,7 @@ import pytest
 from fakes import N_VOCAB, FakeDrafter, FakeEvaluator, FakeVocab, Rule
 from looptest import MEMORY, check, check_counters, prompt, run_all
 
-from pyspec.config import SamplingParams
+from pyspec.config import SamplingParams, SpeculationParams
 from pyspec.engine import Engine
 from pyspec.errors import (
     ClosedError,
@@ -138,6 +138,18 @@ def test_the_first_token_comes_with_the_prompt(n: int) -> None:
     assert other.stats.n_pass == 0
     assert drafter.stats.n_gen_drafts > 0
     check(engine, [seq, other], [9, 1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 16, 17, 50])
+def test_in_exact_mode_the_first_token_has_a_pass_like_all_others(n: int) -> None:
+    target = FakeEvaluator(Rule(), n_batch=64, n_ubatch=16)
+    engine = Engine(target, [FakeDrafter(target, "half", n_max=3)], speculation=SpeculationParams(n_max=3, exact=True))
+    seq = engine.submit(prompt(1, n), SamplingParams(max_tokens=9))
+    run_all(engine)
+    check(engine, [seq], 9)
+    assert seq.stats.n_first == 0
+    assert {n_out for rows in target.passes for _, _, n_out in rows.values()} <= {0, 4}
+    assert seq.stats.n_prompt == n - 1
 
 
 def shapes(target: FakeEvaluator) -> list[dict[int, int]]:
