@@ -53,7 +53,7 @@ def main() -> None:
                         verification=way,
                     )
                     s = result.stats
-                    for j, value in enumerate((s.n_output - s.n_first, s.n_pass, s.n_draft, s.n_accepted)):
+                    for j, value in enumerate((s.n_later, s.n_pass, s.n_draft, s.n_accepted)):
                         counts[j] += value
                 found[way].append((counts[0], counts[1], counts[2], counts[3]))
         print(f"{Path(args.target).name}, {'+'.join(llm.speculation)}, temperature {args.temp:g}, n_max {args.n_max}, "

@@ -83,7 +83,7 @@ def run(llm: pyspec.LLM, tokens: list[int], n: int, sampling: dict[str, Any], cl
     start = clock()
     result = llm.generate(tokens, max_tokens=n, **sampling)
     us = (clock() - start) / 1000 - result.stats.times.prefill_us
-    times, n_out = result.stats.times, max(1, len(result.tokens) - result.stats.n_first)
+    times, n_out = result.stats.times, max(1, result.stats.n_later)
     line: dict[str, Any] = {
         "n": n_out, "us_per_token": us / n_out, "n_pass": result.stats.n_pass, "n_draft": result.stats.n_draft,
         "n_accepted": result.stats.n_accepted, "finish_reason": result.finish_reason,

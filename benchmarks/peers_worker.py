@@ -46,7 +46,7 @@ def pyspec_engine(config: dict[str, Any]) -> Serve:
             "tokens": [r.tokens for r in results],
             "wall_s": wall,
             "decode_s": wall - prefill,
-            "n_decode": sum(len(r.tokens) - r.stats.n_first for r in results),
+            "n_decode": sum(r.stats.n_later for r in results),
             "n_pass": sum(r.stats.n_pass for r in results),
             "drafted": sum(r.stats.n_draft for r in results),
             "accepted": sum(r.stats.n_accepted for r in results),

@@ -72,7 +72,7 @@ def measure(
                 for j, (llm, (_, _, options)) in enumerate(zip(llms, SETTINGS, strict=True)):
                     # the task without a schema goes on as long as the ones with it are allowed to
                     result = llm.chat(prompt(text), max_tokens=max_tokens, ignore_eos=not options, **options)
-                    counts[j][0] += result.stats.n_output - result.stats.n_first
+                    counts[j][0] += result.stats.n_later
                     counts[j][1] += result.stats.times.step_us
                     if i == 0 and options:
                         if result.finish_reason == "stop":

@@ -149,9 +149,14 @@ class SpecStats:
         return self.n_accepted / self.n_draft if self.n_draft else None
 
     @property
+    def n_later(self) -> int:
+        """Tokens generated after the prompt's passes: what ``n_pass`` and the times of steps are about."""
+        return self.n_output - self.n_first
+
+    @property
     def mean_accepted_length(self) -> float | None:
         """Output tokens per target pass, bonus tokens included, those that came with a prompt not; None: no pass."""
-        return (self.n_output - self.n_first) / self.n_pass if self.n_pass else None
+        return self.n_later / self.n_pass if self.n_pass else None
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
@@ -160,7 +165,7 @@ class SpecStats:
     @property
     def tokens_per_s(self) -> float | None:
         """Generated tokens per second, without the prompt's time and the token that came with it."""
-        return (self.n_output - self.n_first) / self.times.step_us * 1e6 if self.times.step_us else None
+        return self.n_later / self.times.step_us * 1e6 if self.times.step_us else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON-ready values."""

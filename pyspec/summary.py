@@ -55,8 +55,13 @@ class Run:
         return max(1, self.wall_us - self.prefill_us - self.logprob_us)
 
     @property
+    def n_later(self) -> int:
+        """Tokens of the output that did not come with the prompt: what was generated in ``generate_us``."""
+        return self.n_output - self.n_first
+
+    @property
     def tokens_per_s(self) -> float:
-        return (self.n_output - self.n_first) / self.generate_us * 1e6
+        return self.n_later / self.generate_us * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__ if name != "tokens"}
@@ -70,7 +75,7 @@ def summarise(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     the run of ``base`` that had the same prompt and repeat; ``base`` itself is compared with the median of its repeats.
     """
     n_output = sum(r.n_output for r in runs)
-    n_later = n_output - sum(r.n_first for r in runs)
+    n_later = sum(r.n_later for r in runs)
     n_draft, n_accepted = sum(r.n_draft for r in runs), sum(r.n_accepted for r in runs)
     n_prefill, prefill_us = sum(r.n_prefill for r in runs), sum(r.prefill_us for r in runs)
     generate_us = sum(r.generate_us for r in runs)
@@ -134,8 +139,8 @@ def _speedup(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     by_prompt: dict[str, list[float]] = {}
     for prompt, ratio in pairs:
         by_prompt.setdefault(prompt, []).append(ratio)
-    total = sum(r.n_output - r.n_first for r in runs) / sum(r.generate_us for r in runs)
-    total_base = sum(r.n_output - r.n_first for r in base) / sum(r.generate_us for r in base)
+    total = sum(r.n_later for r in runs) / sum(r.generate_us for r in runs)
+    total_base = sum(r.n_later for r in base) / sum(r.generate_us for r in base)
     return {
         "total": _ratio(total, total_base),
         "median": statistics.median(ratios),

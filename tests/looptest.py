@@ -74,7 +74,7 @@ def check_counters(s: Sequence) -> None:
     assert stats.n_draft == sum(stats.drafted_per_pos)
     assert all(a <= d for a, d in zip(stats.accepted_per_pos, stats.drafted_per_pos, strict=False))
     assert stats.drafted_per_pos == sorted(stats.drafted_per_pos, reverse=True)
-    n_later = stats.n_output - stats.n_first
-    assert n_later - stats.n_accepted <= stats.n_pass <= n_later
+    assert stats.n_later == stats.n_output - stats.n_first
+    assert stats.n_later - stats.n_accepted <= stats.n_pass <= stats.n_later
     rate = stats.acceptance_rate
     assert rate is None if not stats.n_draft else 0 <= rate <= 1

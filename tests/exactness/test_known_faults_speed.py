@@ -43,7 +43,7 @@ def outside(llm: Any, n: int) -> tuple[float, float]:
     stats = llm.generate(PROMPTS[0], max_tokens=n, ignore_eos=True).stats
     times = stats.times
     us = times.step_us - times.draft_us - times.decode_us
-    return us / times.step_us, us / (stats.n_output - stats.n_first)
+    return us / times.step_us, us / stats.n_later
 
 
 @pytest.mark.parametrize("quality", ["draft-llama-zero", "draft-llama"], ids=["bad", "perfect"])
