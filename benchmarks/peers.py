@@ -233,7 +233,7 @@ class Meter:
                 self.variant = variant
                 self.trials[variant] = max(self.trials.get(variant, 0.0), speed(groups[0]))
         self.variant = max(self.trials, key=self.trials.__getitem__)
-        if case.peer.startswith("llama-") and case.peer != "llama-cpp-python":
+        if case.peer in setup.TOOLS:
             found = {}
             for flash_attn in (True, False):
                 self.flash_attn = flash_attn

@@ -32,7 +32,6 @@ TOP = 32
 N_NOISE = 64
 #: Rows of a pass that stands for a prompt's.
 N_PROMPT_ROWS = 32
-
 #: Most sizes of passes for which noise is measured.
 N_SIZES = 4
 
@@ -308,16 +307,15 @@ class Verify:
         if cross_mode:
             noise = max(self._order_noise(side.params, text, n) for side in (left, right))
         else:
-            # the size that decided, the largest, and the most frequent ones
-            sizes = dict.fromkeys(
-                [watch.n_rows, max(watch.sizes, default=1), *(s for s, _ in watch.sizes.most_common())]
-            )
             if not at and watch.n_rows == 1:
                 # decided by a prompt's pass, which has many rows
-                sizes = dict.fromkeys([min(len(tokens), N_PROMPT_ROWS)])
+                sizes = [min(len(tokens), N_PROMPT_ROWS)]
+            else:
+                # the size that decided, the largest, and the most frequent ones
+                sizes = [watch.n_rows, max(watch.sizes), *(s for s, _ in watch.sizes.most_common())]
             noise = max(
                 measure_noise(self.model, (left.params, again.n_rows), (right.params, size), text, n)
-                for size in list(sizes)[:N_SIZES]
+                for size in list(dict.fromkeys(sizes))[:N_SIZES]
             )
         return Difference(
             position=at,
